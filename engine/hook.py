@@ -1,0 +1,231 @@
+"""The eval callback: route, decide, load.
+
+llama.cpp asks about every node of every graph (some 3 000 per token) whether we want to see it,
+and calls back after computing a node that we marked. Marked are the learned nodes of each layer:
+at the routing node the chosen experts are known and nothing has touched them yet, so that is where
+they are staged and read.
+
+Asking is the hot path: a graph that was asked before comes with the same addresses in the same
+order, so an ask compares one address with the one expected at its place. Where a graph differs,
+nodes are recognised by name from there on. A learned node that does not arrive stops the graph
+before anything unloaded can be used (`GraphChanged`).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from engine import ggml
+from engine.errors import GraphError
+from engine.ggml import AbortFlag, Tensor, llama
+from engine.graph import Node
+from engine.routing import ExpertRouter, Mark, Role
+
+
+class GraphChanged(GraphError):
+    """The graph is not the one that was learned; learn again."""
+
+
+class GraphCapture:
+    """Asks of one graph, recorded as descriptions for `graph.learn`."""
+
+    def __init__(self) -> None:
+        self._op_names = {number: name for name, number in ggml.op_numbers().items()}
+        self.nodes: list[Node] = []
+        self.leaves: dict[int, str] = {}
+
+    def take(self, address: int) -> None:
+        """Record a node and the named leaves that it reads."""
+        tensor = Tensor.from_address(address)
+        sources = tuple(source or 0 for source in tensor.src)
+        self.nodes.append(
+            Node(
+                address,
+                tensor.name.decode(errors="replace"),
+                self._op_names.get(tensor.op, str(tensor.op)),
+                sources,
+                tensor.view_src or 0,
+            )
+        )
+        for source in sources:
+            if source and source not in self.leaves:
+                leaf = Tensor.from_address(source)
+                if leaf.op == 0:
+                    self.leaves[source] = leaf.name.decode(errors="replace")
+
+    def weight_address(self, leaf: int) -> int:
+        """Where a recorded leaf's data is."""
+        return Tensor.from_address(leaf).data or 0
+
+
+class EvalHook:
+    """The callback of one context: which nodes to stop at, and proof that none was missed.
+
+    While `capture` is set it only records what it is asked.
+    """
+
+    def __init__(self, abort: AbortFlag) -> None:
+        self._abort = abort
+        self.function = llama.ggml_backend_sched_eval_callback(self._callback)
+        self.capture: GraphCapture | None = None
+        self.error: BaseException | None = None
+        self._router: ExpertRouter | None = None
+        self._marks_by_name: dict[bytes, Mark] = {}
+        self._layer_of_experts: dict[bytes, int] = {}
+        self._n_layers = 0
+        self._mul_mat_id = ggml.op_numbers()["MUL_MAT_ID"]
+        self._forget_graph()
+
+    def install(self, router: ExpertRouter) -> None:
+        """From now on, let `router` handle every routing."""
+        self._router = router
+        layers = router.plan.layers
+        self._n_layers = len(layers)
+        self._layer_of_experts = {
+            user.encode(): index for index, layer in enumerate(layers) for user in layer.bank_users
+        }
+        self.mark_nodes()
+
+    def mark_nodes(self) -> None:
+        """After a change of the router's settings: stop at the nodes it needs now."""
+        assert self._router is not None
+        self._marks_by_name = {name.encode(): mark for name, mark in self._router.marks()}
+        self._forget_graph()
+
+    def begin(self) -> None:
+        """Before each llama_decode."""
+        self._index = 0
+        self._visited = 0
+        self.error = None
+
+    def end(self) -> None:
+        """After each llama_decode that was not stopped; raises what went wrong in the callback."""
+        if self.error is None:
+            self._finish_graph()
+        self.check()
+
+    def check(self) -> None:
+        """Raise what went wrong in the callback, if anything did."""
+        if self.error is not None:
+            raise self.error
+
+    def _forget_graph(self) -> None:
+        self._expected: list[int] = []
+        self._expected_marks: list[Mark | None] = []
+        self._recorded: list[int] = []
+        self._recorded_marks: list[Mark | None] = []
+        self._index = 0
+        self._visited = 0
+        self._routings_asked = 0
+        self._since_mark = 0
+        self._pending: Mark | None = None
+        self._known = False
+
+    def _callback(self, address: int, ask: bool, _data: Any) -> bool:
+        if not ask:
+            return self._visit(address)
+        # Written for speed: this runs for every node of every token.
+        index = self._index
+        self._index = index + 1
+        if index == 0:
+            if self.capture is not None:
+                self._index = 0
+                self.capture.take(address)
+                return False
+            self._begin_graph()
+        if self._known and index < len(self._expected) and self._expected[index] == address:
+            mark = self._expected_marks[index]
+            if mark is None:
+                return False
+            return self._mark_arrives(address, mark, index)
+        return self._ask_by_name(address, index)
+
+    def _begin_graph(self) -> None:
+        self._known = bool(self._expected)
+        self._visited = 0
+        self._routings_asked = 0
+        self._since_mark = 0
+        self._recorded, self._recorded_marks = [], []
+
+    def _mark_arrives(self, address: int, mark: Mark, index: int) -> bool:
+        # An equal address may be another node of a rebuilt graph; its name tells.
+        if self._marks_by_name.get(Tensor.from_address(address).name) != mark:
+            return self._ask_by_name(address, index)
+        return self._arrives(mark, address, index + 1)
+
+    def _ask_by_name(self, address: int, index: int) -> bool:
+        if self._known:
+            self._known = False
+            self._recorded = self._expected[:index]
+            self._recorded_marks = self._expected_marks[:index]
+            self._recheck(index)
+        tensor = Tensor.from_address(address)
+        name = tensor.name
+        mark = self._marks_by_name.get(name)
+        if tensor.op == self._mul_mat_id:
+            self._check_experts(name)
+        if mark is not None and mark.role is Role.ROUTING and mark.index < self._visited:
+            # The same layer again: llama.cpp split the batch, and this is the next graph.
+            self._finish_graph()
+            self._begin_graph()
+            self._known = False
+        self._recorded.append(address)
+        self._recorded_marks.append(mark)
+        if mark is None:
+            return False
+        return self._arrives(mark, address, len(self._recorded))
+
+    def _arrives(self, mark: Mark, address: int, next_place: int) -> bool:
+        assert self._router is not None
+        self._router.seen(mark, address)
+        if not mark.visit:
+            return False
+        self._pending = mark
+        self._since_mark = next_place
+        if mark.role is Role.ROUTING:
+            self._routings_asked += 1
+        return True
+
+    def _recheck(self, index: int) -> None:
+        """A graph that differs from `index` on may have differed since the last mark."""
+        for place in range(self._since_mark, index):
+            tensor = Tensor.from_address(self._expected[place])
+            if tensor.name in self._marks_by_name:
+                self._fail(GraphChanged(f"node {tensor.name!r} came at another place than learned"))
+            elif tensor.op == self._mul_mat_id:
+                self._check_experts(tensor.name)
+
+    def _check_experts(self, name: bytes) -> None:
+        """Experts may only be computed after their routing was marked in this graph."""
+        index = self._layer_of_experts.get(name)
+        if index is None:
+            self._fail(GraphChanged(f"experts are used by an unknown node, {name!r}"))
+        elif index >= self._routings_asked:
+            self._fail(GraphChanged(f"experts of {name!r} are used before their routing is known"))
+
+    def _finish_graph(self) -> None:
+        if self._visited != self._n_layers:
+            self._fail(
+                GraphChanged(f"{self._visited} of {self._n_layers} routings arrived in a graph")
+            )
+        elif not self._known:
+            self._expected, self._expected_marks = self._recorded, self._recorded_marks
+
+    def _fail(self, error: BaseException) -> None:
+        """Stop the graph; the session raises `error` when llama.cpp returns."""
+        if self.error is None:
+            self.error = error
+        self._abort.set()
+
+    def _visit(self, address: int) -> bool:
+        mark = self._pending
+        if mark is None or self.error is not None:
+            return True
+        try:
+            if mark.role is Role.ROUTING:
+                self._visited += 1
+            assert self._router is not None
+            self._router.visit(mark, address)
+        except BaseException as error:  # must not pass through C; the session raises it
+            self._fail(error)
+        return True

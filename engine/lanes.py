@@ -1,0 +1,220 @@
+"""The I/O lanes: N parallel readers that move bytes from shards straight to their addresses.
+
+Lanes only move bytes; what to read and where is decided by the callback's thread, which is lane 0
+itself and works beside the others until all is read. Each lane has its own descriptors.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import threading
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from time import perf_counter_ns
+from typing import NamedTuple
+
+import numpy as np
+
+from engine.errors import ReadError
+from engine.mapping import PAGE, ShardMapping, page_floor
+
+MAX_LANES = 64
+LATENCY_BUCKETS = 32
+"""Read latencies are counted by powers of two of a microsecond."""
+
+_O_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class Read(NamedTuple):
+    """One read: file range to address range. Offsets and lengths are page multiples."""
+
+    shard: int
+    first: int
+    last: int
+    tag: object
+    """What is read, for errors and traces; None for dense weights."""
+
+
+class ReadOutcome(NamedTuple):
+    """How one read went."""
+
+    read: Read
+    lane: int
+    nbytes: int
+    latency_ns: int
+    error: OSError | None
+
+
+class LaneCounters:
+    """What each lane did, as arrays that may lie in shared memory; one writer per cell."""
+
+    def __init__(
+        self,
+        allocate: Callable[[str, tuple[int, ...]], np.ndarray] = lambda _, shape: np.zeros(
+            shape, np.int64
+        ),
+    ) -> None:
+        self.bytes = allocate("lane_bytes", (MAX_LANES,))
+        self.reads = allocate("lane_reads", (MAX_LANES,))
+        self.busy_ns = allocate("lane_busy_ns", (MAX_LANES,))
+        self.latency_counts = allocate("lane_latency_counts", (MAX_LANES, LATENCY_BUCKETS))
+
+
+class Lanes:
+    """Parallel readers over the shards of one model."""
+
+    def __init__(
+        self,
+        mappings: Sequence[ShardMapping],
+        count: int,
+        *,
+        o_direct: bool = True,
+        counters: LaneCounters | None = None,
+    ) -> None:
+        self._mappings = list(mappings)
+        self.counters = counters or LaneCounters()
+        self.o_direct = o_direct and all(direct_reads_work(m.path) for m in self._mappings)
+        self._jobs: SimpleQueue[Read | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[ReadOutcome] = SimpleQueue()
+        self._threads: list[threading.Thread] = []
+        self._own_fds = self._open_all()
+        self.set_count(count)
+
+    @property
+    def count(self) -> int:
+        """Lanes that work now, the caller's thread included."""
+        return len(self._threads) + 1
+
+    def set_count(self, count: int) -> None:
+        """Change the number of lanes; call it between `read_all` calls."""
+        while len(self._threads) + 1 < count:
+            lane = len(self._threads) + 1
+            thread = threading.Thread(
+                target=self._run_lane, args=(lane,), name=f"tuiwork-lane-{lane}", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+        surplus = len(self._threads) + 1 - count
+        if surplus > 0:
+            # Any lane may take the end mark, so all are stopped and the wanted number restarted.
+            self._stop_threads()
+            self.set_count(count)
+
+    def read_all(self, reads: Sequence[Read]) -> list[ReadOutcome]:
+        """Read everything and return when it is in place.
+
+        Raises ReadError if any read failed; all others are done by then.
+        """
+        put, get = self._jobs.put, self._jobs.get_nowait
+        for read in reads:
+            put(read)
+        outcomes: list[ReadOutcome] = []
+        # The caller works as lane 0 until the queue is empty, then waits for what others took.
+        while True:
+            try:
+                job = get()
+            except Empty:
+                break
+            if job is not None:
+                outcomes.append(self._perform(job, 0, self._own_fds))
+        while len(outcomes) < len(reads):
+            outcomes.append(self._outcomes.get())
+        for outcome in outcomes:
+            if outcome.error is not None:
+                raise ReadError(self._explain(outcome)) from outcome.error
+        return outcomes
+
+    def close(self) -> None:
+        """Stop the lanes and close their descriptors."""
+        self._stop_threads()
+        for fd in self._own_fds:
+            os.close(fd)
+        self._own_fds = []
+
+    def _run_lane(self, lane: int) -> None:
+        fds = self._open_all()
+        try:
+            while (job := self._jobs.get()) is not None:
+                self._outcomes.put(self._perform(job, lane, fds))
+        finally:
+            for fd in fds:
+                os.close(fd)
+
+    def _stop_threads(self) -> None:
+        for _ in self._threads:
+            self._jobs.put(None)
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def _open_all(self) -> list[int]:
+        flags = os.O_RDONLY | os.O_CLOEXEC | (_O_DIRECT if self.o_direct else 0)
+        return [os.open(mapping.path, flags) for mapping in self._mappings]
+
+    def _perform(self, read: Read, lane: int, fds: list[int]) -> ReadOutcome:
+        mapping = self._mappings[read.shard]
+        started = perf_counter_ns()
+        done, error = 0, None
+        try:
+            done = read_range(fds[read.shard], mapping.view, read.first, read.last, mapping.size)
+        except OSError as failure:
+            error = failure
+        took = perf_counter_ns() - started
+        counters = self.counters
+        counters.bytes[lane] += done
+        counters.reads[lane] += 1
+        counters.busy_ns[lane] += took
+        counters.latency_counts[lane, min((took // 1000).bit_length(), LATENCY_BUCKETS - 1)] += 1
+        return ReadOutcome(read, lane, done, took, error)
+
+    def _explain(self, outcome: ReadOutcome) -> str:
+        read, error = outcome.read, outcome.error
+        assert error is not None
+        what = "dense weights" if read.tag is None else str(read.tag)
+        code = errno.errorcode.get(error.errno or 0, "?")
+        return (
+            f"{self._mappings[read.shard].path}: reading {what} failed at offset {read.first} "
+            f"({read.last - read.first} bytes): {error.strerror or error} [{code}]"
+        )
+
+
+def read_range(fd: int, view: memoryview, first: int, last: int, size: int) -> int:
+    """Read file bytes `first` to `last` to the same offsets of `view`; return the bytes read.
+
+    The end of the file may come inside the last page. Short reads go on where they stopped, from
+    a page boundary, because O_DIRECT takes no other. Raises OSError.
+    """
+    wanted = min(last, size)
+    position = first
+    while position < wanted:
+        got = os.preadv(fd, (view[position:last],), position)
+        if position + got >= wanted:
+            break
+        resume = page_floor(position + got)
+        if got == 0:
+            missing = wanted - position
+            raise OSError(errno.ENODATA, f"the file ended {missing} bytes before the range did")
+        if resume == position:
+            raise OSError(errno.EIO, f"the device gave {got} bytes and no more")
+        position = resume
+    return wanted - first
+
+
+def direct_reads_work(path: Path) -> bool:
+    """Whether O_DIRECT reads at page alignment succeed on this file's filesystem."""
+    if not _O_DIRECT:
+        return False
+    try:
+        fd = os.open(path, os.O_RDONLY | _O_DIRECT)
+    except OSError:
+        return False
+    try:
+        with mmap.mmap(-1, PAGE) as page:
+            return os.preadv(fd, (page,), 0) > 0
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

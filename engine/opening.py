@@ -1,0 +1,341 @@
+"""Opening a model: load, learn its graph, place its dense weights, size the cache.
+
+The result, `OpenModel`, owns everything native; `Session` runs tokens through it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from engine import ggml, machine
+from engine.config import AUTO, RunConfig
+from engine.dense import dense_ranges, place_dense_weights
+from engine.errors import GraphError, InputError, ModelError
+from engine.ggml import AbortFlag, ThreadPool, llama
+from engine.graph import GraphPlan, learn
+from engine.hook import EvalHook, GraphCapture
+from engine.lanes import Lanes
+from engine.mapping import ShardMapping, capture_log, load_model
+from engine.model_file import ModelFile
+from engine.policy import ColdRule
+from engine.residency import ExpertCache, ExpertLayer, ExpertStore, NoCache, expert_layers
+from engine.routing import ExpertRouter
+from engine.telemetry import MIB
+
+LARGEST_BATCH = 512
+_ABORTED = 2
+Progress = Callable[[str, float], None]
+
+
+@dataclass
+class OpenModel:
+    """A loaded model, its context, and what streams its experts."""
+
+    file: ModelFile
+    model: Any
+    context: Any
+    vocab: Any
+    hook: EvalHook
+    abort: AbortFlag
+    pool: ThreadPool
+    n_threads: int
+    batch: int
+    """Prompt tokens per decode, so that a layer's experts fit the cache."""
+    plan: GraphPlan | None = None
+    layers: list[ExpertLayer] = field(default_factory=list)
+    mappings: list[ShardMapping] = field(default_factory=list)
+    lanes: Lanes | None = None
+    router: ExpertRouter | None = None
+    dense_bytes: int = 0
+    load_s: float = 0.0
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def streams(self) -> bool:
+        """Whether experts are streamed; otherwise llama.cpp runs it plainly."""
+        return self.router is not None
+
+    @property
+    def store(self) -> ExpertStore:
+        """Where the experts are, of a model that streams."""
+        assert self.router is not None
+        return self.router.store
+
+    @property
+    def n_ctx(self) -> int:
+        """Tokens that the context holds."""
+        return int(llama.llama_n_ctx(self.context))
+
+    @property
+    def top_k(self) -> int:
+        """Experts per token as loaded."""
+        return self.file.experts.n_expert_used
+
+    def learn_graph(self) -> None:
+        """Capture the graph of one token and find the experts in it.
+
+        Raises GraphError where nothing routed is found.
+        """
+        capture = GraphCapture()
+        self.hook.capture = capture
+        self.abort.set()
+        try:
+            token = ctypes.c_int32(0)
+            status = llama.llama_decode(self.context, llama.llama_batch_get_one(ctypes.pointer(token), 1))
+        finally:
+            self.abort.clear()
+            self.hook.capture = None
+        if status != _ABORTED:
+            raise GraphError(
+                f"llama.cpp did not stop a graph when told to (it returned {status}); "
+                "install the version that pyproject.toml pins"
+            )
+        weights = {
+            address: name for address, name in capture.leaves.items() if name in self.file.tensors
+        }
+        self.plan = learn(capture.nodes, weights)
+        if not self.plan.layers:
+            raise GraphError(f"{self.file.paths[0]}: no routed experts in its graph")
+        self.layers = expert_layers(self.plan, self.file)
+        self._prove_addresses(capture, weights)
+
+    def _prove_addresses(self, capture: GraphCapture, weights: dict[int, str]) -> None:
+        """Every weight must lie in the mapping at its file offset (repacking would move it)."""
+        for address, name in weights.items():
+            entry = self.file.tensors[name]
+            expected = self.mappings[entry.shard].base + entry.offset
+            if capture.weight_address(address) != expected:
+                raise ggml.AbiMismatch(
+                    f"llama.cpp does not compute with {name} where the file is mapped "
+                    "(is repacking on?); the engine cannot stream this build"
+                )
+
+    def close(self) -> None:
+        """Free everything, in the order in which it depends on each other."""
+        if self.lanes is not None:
+            self.lanes.close()
+        if self.context is not None:
+            self.pool.close(self.context)
+            llama.llama_free(self.context)
+            self.context = None
+        if self.model is not None:
+            llama.llama_model_free(self.model)
+            self.model = None
+        if self.router is not None:
+            self.router.store.close()
+
+
+def open_model(
+    config: RunConfig, progress: Progress | None = None, *, poison: bool = False
+) -> OpenModel:
+    """Open the model that `config` names, ready for its first token.
+
+    Raises ModelError for a file that cannot be used, InputError for settings that do not suit it,
+    AbiMismatch or GraphError if this llama.cpp is not one that the engine knows.
+    """
+    started = perf_counter()
+    report = progress or (lambda _stage, _fraction: None)
+    ggml.check_abi()
+    file = ModelFile.open(config.model.path)
+    _check_fits_model(config, file)
+    report("loading", 0.0)
+    opened = _load(config, file)
+    try:
+        if config.stream.enabled:
+            _start_streaming(opened, config, report, poison)
+        opened.load_s = perf_counter() - started
+        return opened
+    except BaseException:
+        opened.close()
+        raise
+
+
+def _check_fits_model(config: RunConfig, file: ModelFile) -> None:
+    layout = file.experts
+    if config.stream.enabled and not layout.entry_bytes:
+        raise ModelError(
+            f"{file.paths[0]}: is a dense model ({file.arch}): it has no experts, so there is "
+            "nothing to stream. Run it as it is with --no-stream (stream.enabled = false)"
+        )
+    wanted = config.routing.n_expert_used
+    if wanted > layout.n_expert > 0:
+        raise InputError(
+            f"routing.n-expert-used = {wanted}: the model has {layout.n_expert} experts per layer "
+            f"and routes to {layout.n_expert_used}"
+        )
+
+
+def _load(config: RunConfig, file: ModelFile) -> OpenModel:
+    n_threads = default_threads() if config.model.threads == AUTO else int(config.model.threads)
+    params = llama.llama_model_default_params()
+    params.n_gpu_layers = 0
+    overrides = _kv_overrides(file, config.routing.n_expert_used)
+    if overrides is not None:
+        params.kv_overrides = overrides
+    mappings: list[ShardMapping] = []
+    if config.stream.enabled:
+        model, mappings = load_model(file, params)
+    else:
+        model = _load_plainly(file, params)
+    abort, pool = AbortFlag(), ThreadPool(n_threads)
+    hook = EvalHook(abort)
+    context = _new_context(config, model, hook if config.stream.enabled else None, abort, n_threads)
+    if not context:
+        llama.llama_model_free(model)
+        pool.close(None)
+        raise ModelError(
+            f"{file.paths[0]}: llama.cpp cannot make a context of {config.model.ctx} tokens; "
+            "a smaller model.ctx needs less memory"
+        )
+    pool.attach(context)
+    vocab = llama.llama_model_get_vocab(model)
+    batch = config.model.batch or LARGEST_BATCH
+    return OpenModel(
+        file, model, context, vocab, hook, abort, pool, n_threads, batch, mappings=mappings
+    )
+
+
+def _load_plainly(file: ModelFile, params: Any) -> Any:
+    params.use_extra_bufts = False
+    with capture_log() as log:
+        model = llama.llama_model_load_from_file(str(file.paths[0]).encode(), params)
+        if not model:
+            raise ModelError(f"{file.paths[0]}: llama.cpp cannot load it: {log.reason()}")
+    return model
+
+
+def _kv_overrides(file: ModelFile, n_expert_used: int) -> Any:
+    if not n_expert_used:
+        return None
+    overrides = (llama.llama_model_kv_override * 2)()
+    overrides[0].tag = llama.LLAMA_KV_OVERRIDE_TYPE_INT
+    overrides[0].key = f"{file.arch}.expert_used_count".encode()
+    overrides[0].value.val_i64 = n_expert_used
+    return overrides
+
+
+def _new_context(
+    config: RunConfig, model: Any, hook: EvalHook | None, abort: AbortFlag, n_threads: int
+) -> Any:
+    params = llama.llama_context_default_params()
+    params.n_ctx = config.model.ctx
+    # One graph per decode: llama.cpp would otherwise split a batch behind our back.
+    params.n_batch = params.n_ubatch = config.model.batch or LARGEST_BATCH
+    params.n_outputs_max = 1
+    params.n_threads = params.n_threads_batch = n_threads
+    params.offload_kqv = False
+    params.op_offload = False
+    params.no_perf = True
+    params.abort_callback = abort.function
+    params.abort_callback_data = abort.argument
+    if hook is not None:
+        params.cb_eval = hook.function
+    return llama.llama_init_from_model(model, params)
+
+
+def default_threads() -> int:
+    """One compute thread per physical core, no more than a container's quota allows."""
+    quota = machine.cpu_quota()
+    cores = machine.physical_cores()
+    return max(1, min(cores, round(quota))) if quota else cores
+
+
+def _start_streaming(
+    opened: OpenModel, config: RunConfig, report: Progress, poison: bool
+) -> None:
+    stream = config.stream
+    report("learning the graph", 0.0)
+    opened.learn_graph()
+    assert opened.plan is not None
+    opened.lanes = Lanes(opened.mappings, stream.io_threads, o_direct=stream.o_direct)
+    if stream.o_direct and not opened.lanes.o_direct:
+        opened.notes.append("O_DIRECT is not possible on this filesystem: reading through the page cache")
+    weights = [opened.file.tensors[name] for name in opened.plan.dense_weights]
+    ranges = dense_ranges(weights, opened.layers, len(opened.mappings))
+    place_dense_weights(
+        stream.dense_weights,
+        opened.file,
+        ranges,
+        opened.mappings,
+        opened.lanes,
+        lambda fraction: report("reading dense weights", fraction),
+    )
+    opened.dense_bytes = sum(weight.nbytes for weight in weights)
+    budget = cache_budget_bytes(config, opened.layers, opened.top_k, opened.notes)
+    router = ExpertRouter(opened.plan, new_store(opened, budget, poison=poison), opened.lanes)
+    router.rule = cold_rule(config)
+    opened.router = router
+    if not config.model.batch:
+        opened.batch = batch_that_fits(opened.layers, opened.top_k, budget)
+    opened.hook.install(router)
+
+
+def cold_rule(config: RunConfig) -> ColdRule | None:
+    """The lossy rule that the configuration asks for, or None: lossless."""
+    routing = config.routing
+    if routing.drop_cold_experts <= 0:
+        return None
+    return ColdRule(
+        routing.drop_cold_experts,
+        routing.cold_policy == "substitute",
+        routing.drop_renorm,
+        routing.drop_in_prefill,
+    )
+
+
+def new_store(opened: OpenModel, budget_bytes: int, *, poison: bool = False) -> ExpertStore:
+    """The expert store for a budget; 0 is no cache."""
+    if budget_bytes == 0:
+        return NoCache(opened.layers, opened.mappings, poison=poison)
+    return ExpertCache(opened.layers, opened.mappings, budget_bytes, poison=poison)
+
+
+def cache_budget_bytes(
+    config: RunConfig, layers: Sequence[ExpertLayer], top_k: int, notes: list[str]
+) -> int:
+    """The budget that `stream.cache-mb` means here and now; what was chosen goes into `notes`."""
+    all_experts = sum(layer.entry_bytes * layer.n_expert for layer in layers)
+    demand = token_demand_bytes(layers, top_k)
+    stream = config.stream
+    if stream.cache_mb != AUTO:
+        budget = int(stream.cache_mb) * MIB
+        if 0 < budget < demand:
+            notes.append(
+                f"a token of this model routes to {demand / MIB:.0f} MiB of experts, more than the "
+                f"cache of {stream.cache_mb} MiB: hits will be zero. Set stream.cache-mb to "
+                f"{-(-demand // MIB)} or more, or to 0"
+            )
+        return budget
+    available = machine.memory().available_bytes
+    budget = available - stream.cache_floor_mb * MIB
+    if stream.cache_ceil_mb:
+        budget = min(budget, stream.cache_ceil_mb * MIB)
+    budget = min(max(budget, demand), all_experts)
+    notes.append(
+        f"cache {budget // MIB} MiB of {all_experts // MIB} MiB experts: "
+        f"{available // MIB} MiB were available, {stream.cache_floor_mb} MiB are left to the system"
+    )
+    return budget
+
+
+def token_demand_bytes(layers: Sequence[ExpertLayer], top_k: int) -> int:
+    """Expert bytes that one token routes to."""
+    return sum(layer.entry_bytes * min(top_k, layer.n_expert) for layer in layers)
+
+
+def batch_that_fits(layers: Sequence[ExpertLayer], top_k: int, budget_bytes: int) -> int:
+    """The largest prefill batch whose experts of one layer fit the budget whatever it routes to.
+
+    Without a cache the layers share memory of one whole layer, so any batch fits.
+    """
+    if budget_bytes == 0:
+        return LARGEST_BATCH
+    widest = max(layers, key=lambda layer: layer.entry_bytes * layer.n_expert)
+    fitting = budget_bytes // widest.entry_bytes
+    if fitting >= widest.n_expert:
+        return LARGEST_BATCH
+    return int(max(1, min(LARGEST_BATCH, fitting // max(1, top_k))))

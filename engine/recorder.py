@@ -1,0 +1,285 @@
+"""Turns what happens in a session into token rows and traces."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from time import perf_counter_ns
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from engine.config import SETTINGS, RunConfig, get
+from engine.diagnostics import Diagnostics, ForcedRoutes
+from engine.lanes import ReadOutcome
+from engine.opening import OpenModel
+from engine.residency import ExpertTag
+from engine.routing import Routing, StepCounters
+from engine.telemetry import MIB, UNMEASURED, Metrics, ProcessUse, TokenRow, TurnFigures
+from engine.traces import (
+    DECODE,
+    PREFILL,
+    IoTraceWriter,
+    RouteTraceWriter,
+    TraceModel,
+    read_route_trace,
+)
+
+if TYPE_CHECKING:
+    from engine.session import ModelInfo
+
+
+class Recorder:
+    """Counts per token; feeds traces and forced routes through the router's hooks."""
+
+    def __init__(
+        self, opened: OpenModel, info: ModelInfo, resolved: RunConfig, options: Diagnostics
+    ) -> None:
+        self._opened = opened
+        self.metrics = Metrics(
+            preamble(info, resolved, options, opened),
+            load_s=opened.load_s,
+            token_demand_bytes=info.token_demand_bytes,
+            layer_demand_bytes=info.layer_demand_bytes,
+        )
+        self._turn = -1
+        self._prefill = False
+        self._position = 0
+        self._n_tokens = 0
+        self._answer_start = 0
+        self._step = 0
+        self._wall_ns = 0
+        self._left_decode_ns = 0
+        self._before = ProcessUse.now()
+        self._routes = self._forced(options)
+        self._route_trace: RouteTraceWriter | None = None
+        self._io_trace: IoTraceWriter | None = None
+        self._start_traces(info, options)
+
+    def begin_turn(self, n_prompt: int) -> None:
+        """A generation starts."""
+        self._turn += 1
+        self.metrics.turns.append(TurnFigures(n_prompt=n_prompt))
+        self._left_decode_ns = 0
+        self._step = 0
+
+    def begin_decode(self, position: int, n_tokens: int, *, prefill: bool) -> None:
+        """A decode of `n_tokens` behind `position` comes next."""
+        self._prefill, self._position, self._n_tokens = prefill, position, n_tokens
+        if prefill:
+            self._answer_start = position + n_tokens
+        router = self._opened.router
+        if router is not None:
+            router.prefill = prefill
+            router.step = StepCounters()
+            router.store.clock += 1
+
+    @contextmanager
+    def timed_decode(self) -> Iterator[None]:
+        """Brackets llama_decode alone."""
+        started = perf_counter_ns()
+        try:
+            yield
+        finally:
+            self._wall_ns = perf_counter_ns() - started
+            if self._prefill and self._opened.router is not None and self.metrics.turns:
+                turn, step = self.metrics.turns[-1], self._opened.router.step
+                turn.prefill_read_bytes += step.read_bytes
+                turn.prefill_reads += step.reads
+
+    def prefilled(self, n_reused: int, seconds: float) -> None:
+        """The prompt is in the context."""
+        turn = self.metrics.turns[-1]
+        turn.n_reused, turn.prefill_s = n_reused, seconds
+        self._before = ProcessUse.now()
+        self._left_decode_ns = perf_counter_ns()
+
+    def end_token(self, token: int, limit: int) -> None:
+        """A token was decoded: write its row."""
+        self._step += 1
+        now = perf_counter_ns()
+        overhead_ns = now - self._left_decode_ns - self._wall_ns
+        use, before = ProcessUse.now(), self._before
+        router = self._opened.router
+        step = router.step if router is not None else StepCounters()
+        wall, io, mgmt = self._wall_ns / 1e6, step.io_ns / 1e6, step.mgmt_ns / 1e6
+        faults = use.major_faults - before.major_faults
+        self.metrics.rows.append(
+            TokenRow(
+                step=self._step,
+                steps=limit,
+                wall_ms=wall,
+                io_ms=io,
+                compute_ms=wall - io - mgmt,
+                read_bytes=step.read_bytes,
+                cache_hit_pct=self._hit_pct(),
+                stall_ms=io,
+                mgmt_ms=mgmt,
+                majflt=faults,
+                cpu_ms=use.cpu_ms - before.cpu_ms,
+                dense_resident_frac=UNMEASURED,
+                turn=self._turn,
+                majflt_mib=faults * 4096 / MIB,
+                cache_budget_mib=router.store.budget_bytes / MIB if router else UNMEASURED,
+                rss_mib=use.rss_mib,
+                rss_anon_mib=use.rss_anon_mib,
+                rss_file_mib=use.rss_file_mib,
+                swap_mib=use.swap_mib,
+                mem_available_mib=use.mem_available_mib,
+                mem_free_mib=use.mem_free_mib,
+                swap_free_mib=use.swap_free_mib,
+                loop_overhead_ms=overhead_ns / 1e6,
+                token_id=token,
+                reads=step.reads,
+                experts_routed=step.routed,
+                experts_dropped=step.dropped,
+                experts_substituted=step.substituted,
+                mass_discarded=step.mass_discarded,
+            )
+        )
+        self._before = use
+        self._left_decode_ns = now
+        for trace in (self._route_trace, self._io_trace):
+            if trace is not None:
+                trace.end_step()
+
+    def end_turn(self) -> None:
+        """A generation ended, well or not: what was traced is on disk."""
+        for trace in (self._route_trace, self._io_trace):
+            if trace is not None:
+                trace.end_turn()
+
+    def turn_summary(self) -> dict[str, float]:
+        """The figures of the turn that ended."""
+        return self.metrics.summary(self._turn)
+
+    def close(self) -> None:
+        """Close the traces."""
+        for trace in (self._route_trace, self._io_trace):
+            if trace is not None:
+                trace.close()
+        self._route_trace = self._io_trace = None
+
+    def _hit_pct(self) -> float:
+        router = self._opened.router
+        if router is None or router.store.budget_bytes == 0:
+            return UNMEASURED
+        looked_up = router.store.hits + router.store.misses
+        return 100 * router.store.hits / looked_up if looked_up else UNMEASURED
+
+    def _forced(self, options: Diagnostics) -> ForcedRoutes | None:
+        router = self._opened.router
+        if options.force_routes is None or router is None:
+            return None
+        layers = self._opened.layers
+        forced = ForcedRoutes(
+            read_route_trace(options.force_routes), len(layers), layers[0].n_expert
+        )
+        router.routes = self._route
+        return forced
+
+    def _route(self, index: int, ids: np.ndarray) -> np.ndarray:
+        assert self._routes is not None
+        start = 0 if self._prefill else self._answer_start
+        return self._routes.ids(self._prefill, self._positions(len(ids)) - start, index)
+
+    def _positions(self, n_rows: int) -> np.ndarray:
+        """The positions of a routing's rows: the last layer routes only the prompt's end."""
+        end = self._position + self._n_tokens
+        return np.arange(end - n_rows, end)
+
+    def _start_traces(self, info: ModelInfo, options: Diagnostics) -> None:
+        router = self._opened.router
+        if router is None or not (options.route_trace or options.io_trace):
+            return
+        model = TraceModel(
+            name=info.path,
+            arch=info.arch,
+            n_layer=info.n_layer,
+            n_expert=info.n_expert,
+            n_expert_used=info.n_expert_used,
+            expert_bytes={layer.number: layer.entry_bytes for layer in self._opened.layers},
+        )
+        if options.route_trace is not None:
+            self._route_trace = RouteTraceWriter(options.route_trace, model)
+            router.observer = self._on_routing
+        if options.io_trace is not None:
+            self._io_trace = IoTraceWriter(options.io_trace, model)
+            router.on_reads = self._on_reads
+        self._opened.hook.mark_nodes()
+
+    def _on_routing(self, routing: Routing) -> None:
+        assert self._route_trace is not None
+        layer = self._opened.layers[routing.index]
+        self._route_trace.add(
+            self._turn,
+            self._phase,
+            self._positions(len(routing.ids)),
+            layer.number,
+            expert=routing.ids,
+            weight=routing.weights,
+            residency=routing.resident,
+            expert_bytes=np.where(routing.read, layer.entry_bytes, 0),
+            dropped=routing.dropped,
+            substituted=routing.substituted,
+        )
+
+    def _on_reads(self, outcomes: list[ReadOutcome]) -> None:
+        assert self._io_trace is not None
+        layers = {layer.number: layer for layer in self._opened.layers}
+        for outcome in outcomes:
+            tag = outcome.read.tag
+            assert isinstance(tag, ExpertTag)
+            bank = next(b for b in layers[tag.layer].banks if b.name == tag.projection)
+            self._io_trace.add(
+                self._turn,
+                self._phase,
+                self._position + self._n_tokens - 1,
+                tag.layer,
+                expert=tag.expert,
+                projection=tag.projection,
+                lane=outcome.lane,
+                speculative=False,
+                offset=outcome.read.first,
+                bytes_wanted=bank.slice_bytes,
+                bytes_read=outcome.nbytes,
+                latency_us=outcome.latency_ns // 1000,
+            )
+
+    @property
+    def _phase(self) -> int:
+        return PREFILL if self._prefill else DECODE
+
+
+def preamble(
+    info: ModelInfo, resolved: RunConfig, options: Diagnostics, opened: OpenModel
+) -> dict[str, object]:
+    """The metrics file's head: version, model, resolved configuration, and what marks the run."""
+    # Imported here: the version of the installed package is only needed for files.
+    from importlib.metadata import PackageNotFoundError, version
+
+    from engine import ggml
+
+    try:
+        own_version = version("tuiwork")
+    except PackageNotFoundError:
+        own_version = "unknown"
+    values: dict[str, object] = {
+        "version": own_version,
+        "llama_cpp": ggml.llama_cpp.__version__,
+        "openmp": int(ggml.uses_openmp()),
+        **asdict(info),
+    }
+    for key in SETTINGS:
+        if key.partition(".")[0] in ("model", "stream", "routing", "sampling"):
+            values.setdefault(key.partition(".")[2].replace("-", "_"), get(resolved, key))
+    values |= {
+        "moe_stream": int(opened.streams),
+        "poison": int(options.poison),
+        "forced_routes": int(options.force_routes is not None),
+        "random_tokens": -1 if options.random_tokens is None else options.random_tokens,
+        "route_traced": int(options.route_trace is not None),
+        "io_traced": int(options.io_trace is not None),
+    }
+    return {key: int(value) if isinstance(value, bool) else value for key, value in values.items()}

@@ -1,0 +1,354 @@
+"""The expert cache: which experts are in memory, what they cost, and who goes first.
+
+An entry is one (layer, expert): its slice in every bank of the layer. One global budget in bytes
+holds over all entries, each counted at its own size; the least recently used entry goes first, and
+its pages are given back to the system, so the budget bounds memory for real.
+
+The callback's thread owns this module's objects; nothing here takes a lock.
+
+Pages: a slice's first and last page may also hold a neighbour's bytes. Reads fetch whole pages,
+and the neighbour's bytes in them are the file's true bytes. Eviction gives a shared page back only
+when the neighbour is not resident either. Pages that a bank shares with other tensors at its two
+ends belong to no entry and always stay.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from engine.errors import GraphError
+from engine.graph import GraphPlan
+from engine.lanes import Read
+from engine.mapping import ShardMapping, page_ceil, page_floor
+from engine.model_file import ModelFile
+
+POISON_BYTE = 0xFF
+"""Every quantization reads a block of these as NaN or as a value that ruins the logits."""
+
+Allocate = Callable[[str, tuple[int, ...]], np.ndarray]
+
+
+@dataclass(frozen=True)
+class Bank:
+    """All experts of one projection in one layer, as they lie in a shard."""
+
+    name: str
+    shard: int
+    offset: int
+    slice_bytes: int
+    n_expert: int
+
+    @property
+    def inside_first(self) -> int:
+        """First page that holds nothing but this bank."""
+        return page_ceil(self.offset)
+
+    @property
+    def inside_last(self) -> int:
+        """End of the last page that holds nothing but this bank."""
+        return max(self.inside_first, page_floor(self.offset + self.slice_bytes * self.n_expert))
+
+
+@dataclass(frozen=True)
+class ExpertTag:
+    """What a read of a slice is for."""
+
+    layer: int
+    expert: int
+    projection: str
+
+    def __str__(self) -> str:
+        return f"layer {self.layer}, expert {self.expert}, {self.projection}"
+
+
+@dataclass(frozen=True)
+class ExpertLayer:
+    """The banks of one routing, and what one of its experts weighs."""
+
+    number: int
+    banks: tuple[Bank, ...]
+
+    @property
+    def entry_bytes(self) -> int:
+        """Bytes of one expert over all banks."""
+        return sum(bank.slice_bytes for bank in self.banks)
+
+    @property
+    def n_expert(self) -> int:
+        """How many experts the routing chooses from."""
+        return self.banks[0].n_expert
+
+
+def expert_layers(plan: GraphPlan, file: ModelFile) -> list[ExpertLayer]:
+    """Where the learned banks lie in the file.
+
+    Raises GraphError for a bank that the file does not hold as one matrix per expert.
+    """
+    layers = []
+    for routed in plan.layers:
+        banks = []
+        for name in routed.banks:
+            entry = file.tensors.get(name)
+            if entry is None or len(entry.shape) != 3:
+                raise GraphError(f"{name} is used as an expert bank but is none in the file")
+            n_expert = entry.shape[2]
+            banks.append(Bank(name, entry.shard, entry.offset, entry.nbytes // n_expert, n_expert))
+        layers.append(ExpertLayer(routed.number, tuple(banks)))
+    return layers
+
+
+class ExpertCounters:
+    """What happened to each (layer, expert), as arrays that may lie in shared memory."""
+
+    def __init__(self, n_layer: int, n_expert: int, allocate: Allocate) -> None:
+        shape = (n_layer, n_expert)
+        self.resident = allocate("resident", shape)
+        self.hits = allocate("hits", shape)
+        self.misses = allocate("misses", shape)
+        self.last_used = allocate("last_used", shape)
+
+
+class ExpertStore:
+    """What the callback asks for experts: shared by the cache and the cache that is off."""
+
+    def __init__(
+        self,
+        layers: Sequence[ExpertLayer],
+        mappings: Sequence[ShardMapping],
+        *,
+        counters: ExpertCounters | None = None,
+        poison: bool = False,
+    ) -> None:
+        self.layers = list(layers)
+        self.mappings = list(mappings)
+        self.poison = poison
+        self.n_expert = max(layer.n_expert for layer in layers)
+        self.counters = counters or ExpertCounters(
+            len(self.layers), self.n_expert, lambda _, shape: np.zeros(shape, np.int64)
+        )
+        self.clock = 0
+        """Tokens so far; the engine advances it."""
+        self.hits = 0
+        self.misses = 0
+        self.evictions = 0
+
+    @property
+    def budget_bytes(self) -> int:
+        """What the entries may weigh together."""
+        raise NotImplementedError
+
+    @property
+    def resident_bytes(self) -> int:
+        """What the entries in memory weigh together."""
+        raise NotImplementedError
+
+    def stage(self, index: int, experts: Sequence[int]) -> list[Read]:
+        """Make room for a routing's experts and return the reads that must happen now.
+
+        `index` counts routed layers; `experts` come in order of use and may repeat.
+        """
+        raise NotImplementedError
+
+    def is_resident(self, index: int, expert: int) -> bool:
+        """Whether using the expert would cost no read."""
+        raise NotImplementedError
+
+    def forget(self, index: int, experts: Iterable[int]) -> None:
+        """Count experts as absent whose reads failed."""
+        raise NotImplementedError
+
+    def close(self) -> None:
+        """Give up what is not memory under the model's addresses."""
+
+    def _reads_of(self, index: int, expert: int) -> list[Read]:
+        layer = self.layers[index]
+        reads = []
+        for bank in layer.banks:
+            first, last = slice_pages(bank, expert)
+            if first < last:
+                tag = ExpertTag(layer.number, expert, bank.name)
+                reads.append(Read(bank.shard, first, last, tag))
+        return reads
+
+    def _poison_slices(self, index: int, experts: Iterable[int]) -> None:
+        for expert in experts:
+            for bank in self.layers[index].banks:
+                first = max(bank.offset + expert * bank.slice_bytes, bank.inside_first)
+                last = min(bank.offset + (expert + 1) * bank.slice_bytes, bank.inside_last)
+                if first < last:
+                    self.mappings[bank.shard].fill(first, last, POISON_BYTE)
+
+
+def slice_pages(bank: Bank, expert: int) -> tuple[int, int]:
+    """The pages that hold an expert's slice, without those shared with other tensors."""
+    start = bank.offset + expert * bank.slice_bytes
+    return (
+        max(page_floor(start), bank.inside_first),
+        min(page_ceil(start + bank.slice_bytes), bank.inside_last),
+    )
+
+
+class ExpertCache(ExpertStore):
+    """Experts stay in memory within a budget; the least recently used goes first."""
+
+    def __init__(
+        self,
+        layers: Sequence[ExpertLayer],
+        mappings: Sequence[ShardMapping],
+        budget_bytes: int,
+        *,
+        counters: ExpertCounters | None = None,
+        poison: bool = False,
+    ) -> None:
+        super().__init__(layers, mappings, counters=counters, poison=poison)
+        self._budget = budget_bytes
+        self._resident = 0
+        # Oldest first. An OrderedDict moves and drops an entry in constant time, in C.
+        self._order: OrderedDict[int, int] = OrderedDict()
+        self._entry_bytes = [layer.entry_bytes for layer in self.layers]
+        for index, layer in enumerate(self.layers):
+            for bank in layer.banks:
+                self.mappings[bank.shard].claim(bank.inside_first, bank.inside_last)
+            if poison:
+                self._poison_slices(index, range(layer.n_expert))
+
+    @property
+    def budget_bytes(self) -> int:
+        return self._budget
+
+    @property
+    def resident_bytes(self) -> int:
+        return self._resident
+
+    def set_budget(self, budget_bytes: int) -> None:
+        """Change the budget between tokens; what no longer fits goes at once."""
+        self._budget = budget_bytes
+        self._evict_until_it_fits(keep_newest=0)
+
+    def is_resident(self, index: int, expert: int) -> bool:
+        return index * self.n_expert + expert in self._order
+
+    def stage(self, index: int, experts: Sequence[int]) -> list[Read]:
+        # Hot path: some 400 look-ups per token. Plain dict operations on ints; numpy would cost
+        # more per call than the few experts of a routing take.
+        order, offset, size = self._order, index * self.n_expert, self._entry_bytes[index]
+        counters, clock = self.counters, self.clock
+        missing: list[int] = []
+        touched: set[int] = set()
+        for expert in experts:
+            key = offset + expert
+            if key in order:
+                order.move_to_end(key)
+                if key not in touched:
+                    counters.hits[index, expert] += 1
+            else:
+                order[key] = size
+                missing.append(expert)
+                counters.misses[index, expert] += 1
+            touched.add(key)
+            counters.last_used[index, expert] = clock
+        self.hits += len(touched) - len(missing)
+        if not missing:
+            return []
+        self.misses += len(missing)
+        self._resident += size * len(missing)
+        if self._resident > self._budget:
+            self._evict_until_it_fits(keep_newest=len(touched))
+        reads: list[Read] = []
+        for expert in missing:
+            counters.resident[index, expert] = 1
+            reads.extend(self._reads_of(index, expert))
+        return reads
+
+    def forget(self, index: int, experts: Iterable[int]) -> None:
+        for expert in experts:
+            size = self._order.pop(index * self.n_expert + expert, None)
+            if size is not None:
+                self._drop(index, expert, size)
+
+    def _evict_until_it_fits(self, keep_newest: int) -> None:
+        order = self._order
+        while self._resident > self._budget and len(order) > keep_newest:
+            key, size = order.popitem(last=False)
+            index, expert = divmod(key, self.n_expert)
+            self._drop(index, expert, size)
+            self.evictions += 1
+
+    def _drop(self, index: int, expert: int, size: int) -> None:
+        """Release an entry that is already out of the order."""
+        self._resident -= size
+        self.counters.resident[index, expert] = 0
+        before = self.is_resident(index, expert - 1) if expert else False
+        after = self.is_resident(index, expert + 1) if expert + 1 < self.n_expert else False
+        for bank in self.layers[index].banks:
+            start = bank.offset + expert * bank.slice_bytes
+            end = start + bank.slice_bytes
+            first = max(page_ceil(start) if before else page_floor(start), bank.inside_first)
+            last = min(page_floor(end) if after else page_ceil(end), bank.inside_last)
+            if first < last:
+                self.mappings[bank.shard].release(first, last)
+        if self.poison:
+            self._poison_slices(index, [expert])
+
+
+class NoCache(ExpertStore):
+    """The cache is off: every routing is read again, into memory that all layers share.
+
+    The banks of every layer lie on the same pages of one scratch file, so memory is one layer's
+    and no page is ever freed and faulted in again. What a layer read is gone when the next reads.
+    """
+
+    def __init__(
+        self,
+        layers: Sequence[ExpertLayer],
+        mappings: Sequence[ShardMapping],
+        *,
+        counters: ExpertCounters | None = None,
+        poison: bool = False,
+    ) -> None:
+        super().__init__(layers, mappings, counters=counters, poison=poison)
+        self._scratch_fd = os.memfd_create("tuiwork-experts")
+        sizes = [self._place(layer) for layer in self.layers]
+        os.ftruncate(self._scratch_fd, max(sizes))
+
+    @property
+    def budget_bytes(self) -> int:
+        return 0
+
+    @property
+    def resident_bytes(self) -> int:
+        return os.fstat(self._scratch_fd).st_blocks * 512
+
+    def is_resident(self, index: int, expert: int) -> bool:
+        return False
+
+    def stage(self, index: int, experts: Sequence[int]) -> list[Read]:
+        wanted = list(dict.fromkeys(experts))
+        if self.poison:
+            self._poison_slices(index, range(self.layers[index].n_expert))
+        reads: list[Read] = []
+        for expert in wanted:
+            self.counters.misses[index, expert] += 1
+            self.counters.last_used[index, expert] = self.clock
+            reads.extend(self._reads_of(index, expert))
+        self.misses += len(wanted)
+        return reads
+
+    def forget(self, index: int, experts: Iterable[int]) -> None:
+        pass
+
+    def close(self) -> None:
+        os.close(self._scratch_fd)
+
+    def _place(self, layer: ExpertLayer) -> int:
+        position = 0
+        for bank in layer.banks:
+            first, last = bank.inside_first, bank.inside_last
+            self.mappings[bank.shard].share(first, last, self._scratch_fd, position)
+            position += last - first
+        return position

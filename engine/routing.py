@@ -1,0 +1,333 @@
+"""What happens where a layer's experts are chosen: decide, stage, read.
+
+Experts are read at the routing node, the first place where they are known. Only while experts may
+be dropped or routings are observed does reading wait for the node where the layer's weights are
+final, because only there is it known what each expert is worth.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+from time import perf_counter_ns
+from typing import Any
+
+import numpy as np
+
+from engine import policy
+from engine.errors import GraphError
+from engine.ggml import Tensor
+from engine.graph import GraphPlan
+from engine.lanes import Lanes, Read, ReadOutcome
+from engine.policy import ColdRule
+from engine.residency import Allocate, ExpertStore
+
+
+class Role(IntEnum):
+    """What a learned node is to its layer, in the order in which they are computed."""
+
+    PROBABILITIES = 0
+    RANKING = 1
+    ROUTING = 2
+    RAW_WEIGHTS = 3
+    FINAL_WEIGHTS = 4
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A learned node: what it is, to which routed layer, and whether it stops the graph."""
+
+    role: Role
+    index: int
+    visit: bool = True
+
+
+@dataclass
+class StepCounters:
+    """What one decode did on the callback's thread."""
+
+    io_ns: int = 0
+    mgmt_ns: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+    routed: int = 0
+    dropped: int = 0
+    substituted: int = 0
+    mass_discarded: float = 0.0
+
+
+class RoutingCounters:
+    """What became of routed experts per layer, as arrays that may lie in shared memory."""
+
+    def __init__(self, n_layer: int, allocate: Allocate | None = None) -> None:
+        make = allocate or (lambda _, shape: np.zeros(shape, np.int64))
+        self.routed = make("routed", (n_layer,))
+        self.examined = make("examined", (n_layer,))
+        self.dropped = make("dropped", (n_layer,))
+        self.substituted = make("substituted", (n_layer,))
+        self.mass_discarded_ppb = make("mass_discarded_ppb", (n_layer,))
+        """Router's share of what was dropped or replaced, in billionths of one routing."""
+
+
+@dataclass(frozen=True)
+class Routing:
+    """One layer's routing as it was handled, for traces. Arrays are tokens by slots."""
+
+    index: int
+    ids: np.ndarray
+    """What the router chose."""
+    weights: np.ndarray | None
+    """The final weights as the router made them."""
+    resident: np.ndarray
+    """Whether each was in memory before."""
+    read: np.ndarray
+    """Which slots caused a read."""
+    dropped: np.ndarray | None
+    substituted: np.ndarray | None
+    """The expert that ran instead, -1 for none."""
+
+
+Routes = Callable[[int, np.ndarray], "np.ndarray | None"]
+"""Given a routed layer and its ids (tokens by slots), other ids to use, or None."""
+
+
+class ExpertRouter:
+    """Handles the marked nodes of each layer. Lives on the callback's thread."""
+
+    def __init__(self, plan: GraphPlan, store: ExpertStore, lanes: Lanes) -> None:
+        self.plan = plan
+        self.store = store
+        self.lanes = lanes
+        self.counters = RoutingCounters(len(plan.layers))
+        self.step = StepCounters()
+        self.prefill = False
+        self.rule: ColdRule | None = None
+        self.live_top_k = 0
+        self.routes: Routes | None = None
+        self.observer: Callable[[Routing], None] | None = None
+        self.on_reads: Callable[[list[ReadOutcome]], None] | None = None
+        self._addresses: dict[tuple[Role, int], int] = {}
+        self._substituted: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def marks(self) -> Iterator[tuple[str, Mark]]:
+        """The nodes that the present settings need, by name."""
+        at_weights = self._waits_for_weights
+        for index, layer in enumerate(self.plan.layers):
+            yield layer.routing, Mark(Role.ROUTING, index)
+            if self.live_top_k and layer.raw_weights:
+                yield layer.raw_weights, Mark(Role.RAW_WEIGHTS, index)
+            if at_weights and layer.final_weights:
+                yield layer.final_weights, Mark(Role.FINAL_WEIGHTS, index)
+            if self._substitutes and layer.ranking and layer.probabilities:
+                yield layer.ranking, Mark(Role.RANKING, index, visit=False)
+                yield layer.probabilities, Mark(Role.PROBABILITIES, index, visit=False)
+
+    @property
+    def lossy(self) -> bool:
+        """Whether anything but the model's own choice may run now."""
+        return bool(self.rule or self.live_top_k)
+
+    @property
+    def _substitutes(self) -> bool:
+        return self.rule is not None and self.rule.substitute
+
+    @property
+    def _waits_for_weights(self) -> bool:
+        dropping = self.rule is not None and not self.rule.substitute
+        return dropping or self.observer is not None
+
+    def check_live_top_k(self, top_k: int) -> None:
+        """Raise GraphError where the model's graph does not show how to leave slots out."""
+        if top_k and not all(layer.raw_weights for layer in self.plan.layers):
+            raise GraphError(
+                "this model's graph does not show where routing weights are made, so experts "
+                "per token can only be changed by opening the model again"
+            )
+
+    def seen(self, mark: Mark, address: int) -> None:
+        """Remember where a marked node is in the graph that comes now."""
+        self._addresses[mark.role, mark.index] = address
+
+    def visit(self, mark: Mark, address: int) -> None:
+        """Handle a marked node that was just computed."""
+        if mark.role is Role.ROUTING:
+            self._on_routing(mark.index, address)
+        elif mark.role is Role.RAW_WEIGHTS:
+            self._mask_tail(mark.index, address)
+        elif mark.role is Role.FINAL_WEIGHTS:
+            self._on_weights(mark.index, address)
+
+    def _on_routing(self, index: int, address: int) -> None:
+        started = perf_counter_ns()
+        tensor = Tensor.from_address(address)
+        if not (self.routes or self.live_top_k or self.rule or self.observer) and tensor.ne[1] == 1:
+            # Hot path. One token's ids lie side by side whatever the strides of the view are.
+            chosen = (ctypes.c_int32 * tensor.ne[0]).from_address(tensor.data)[:]
+            self._count_routed(index, len(chosen))
+            self._stage(index, chosen, started)
+            return
+        ids = matrix_at(tensor, ctypes.c_int32)
+        if self.routes is not None and (forced := self.routes(index, ids)) is not None:
+            ids[...] = forced
+        used = self._used(ids)
+        self._count_routed(index, used.size)
+        if self._substitutes and self._rule_applies:
+            self._substitute(index, used)
+        if self.live_top_k:
+            ids[:, self.live_top_k :] = ids[:, :1]
+        if not (self._waits_for_weights and self.plan.layers[index].final_weights):
+            self._stage(index, used.ravel().tolist(), started)
+
+    def _used(self, ids: np.ndarray) -> np.ndarray:
+        return ids[:, : self.live_top_k] if self.live_top_k else ids
+
+    @property
+    def _rule_applies(self) -> bool:
+        return self.rule is not None and (self.rule.in_prefill or not self.prefill)
+
+    def _count_routed(self, index: int, count: int) -> None:
+        self.counters.routed[index] += count
+        self.step.routed += count
+
+    def _stage(self, index: int, experts: Sequence[int], started: int) -> list[Read]:
+        reads = self.store.stage(index, experts)
+        if reads:
+            self._read(index, reads, started)
+        else:
+            self.step.mgmt_ns += perf_counter_ns() - started
+        return reads
+
+    def _read(self, index: int, reads: list[Read], started: int) -> None:
+        step = self.step
+        before = perf_counter_ns()
+        step.mgmt_ns += before - started
+        try:
+            outcomes = self.lanes.read_all(reads)
+        except BaseException:
+            self.store.forget(index, {_expert_of(read) for read in reads})
+            raise
+        finally:
+            step.io_ns += perf_counter_ns() - before
+        step.reads += len(outcomes)
+        step.read_bytes += sum(outcome.nbytes for outcome in outcomes)
+        if self.on_reads is not None:
+            self.on_reads(outcomes)
+
+    def _mask_tail(self, index: int, address: int) -> None:
+        """Leave the slots behind the live top-k out, as the model itself would with fewer."""
+        tensor = Tensor.from_address(address)
+        # GET_ROWS makes [1, top-k, tokens]: slots are the second dimension.
+        values = matrix_at(tensor, ctypes.c_float, rows=2, columns=1)
+        masked = -np.inf if self.plan.layers[index].softmax_after else 0.0
+        values[:, self.live_top_k :] = masked
+
+    def _on_weights(self, index: int, address: int) -> None:
+        started = perf_counter_ns()
+        routing = Tensor.from_address(self._addresses[Role.ROUTING, index])
+        all_ids = matrix_at(routing, ctypes.c_int32)
+        ids = self._used(all_ids)
+        weights = self._used(weights_at(Tensor.from_address(address), all_ids.shape))
+        resident = self._resident(index, ids)
+        asked, made = ids.copy(), weights.copy()
+        dropped = self._drop(index, ids, weights, resident)
+        kept = ids if dropped is None else ids[~dropped]
+        reads = self._stage(index, kept.ravel().tolist(), started)
+        if self.observer is not None:
+            self._observe(index, asked, made, resident, dropped, reads)
+
+    def _resident(self, index: int, ids: np.ndarray) -> np.ndarray:
+        is_resident = self.store.is_resident
+        flags = [is_resident(index, expert) for expert in ids.ravel().tolist()]
+        return np.array(flags, bool).reshape(ids.shape)
+
+    def _drop(
+        self, index: int, ids: np.ndarray, weights: np.ndarray, resident: np.ndarray
+    ) -> np.ndarray | None:
+        rule = self.rule
+        if rule is None or rule.substitute or not self._rule_applies or not ids.size:
+            return None
+        self.counters.examined[index] += ids.size
+        candidates = policy.weak_and_cold(weights, resident, rule.threshold(ids.shape[1]))
+        dropped = policy.spare_shared_reads(ids, candidates)
+        if dropped.any():
+            self._count_discarded(index, policy.shares(weights)[dropped])
+            self.counters.dropped[index] += int(dropped.sum())
+            self.step.dropped += int(dropped.sum())
+            policy.drop(ids, weights, dropped, renormalise=rule.renormalise)
+        return dropped
+
+    def _count_discarded(self, index: int, lost: np.ndarray) -> None:
+        mass = float(lost.sum())
+        self.step.mass_discarded += mass
+        self.counters.mass_discarded_ppb[index] += round(mass * 1e9)
+
+    def _substitute(self, index: int, ids: np.ndarray) -> None:
+        rule = self.rule
+        places = [self._addresses.get((role, index)) for role in (Role.RANKING, Role.PROBABILITIES)]
+        if rule is None or places[0] is None or places[1] is None or not ids.size:
+            return
+        ranking = matrix_at(Tensor.from_address(places[0]), ctypes.c_int32)
+        probabilities = matrix_at(Tensor.from_address(places[1]), ctypes.c_float)
+        values = np.take_along_axis(probabilities, ids, axis=1)
+        if self.plan.layers[index].softmax_after:
+            values = np.exp(values - values.max(axis=1, keepdims=True))
+        self.counters.examined[index] += ids.size
+        weak = policy.weak_and_cold(
+            values, self._resident(index, ids), rule.threshold(ids.shape[1])
+        )
+        weak = policy.spare_shared_reads(ids, weak)
+        everyone = np.arange(self.store.layers[index].n_expert)[None]
+        chosen = policy.substitutes(ids, ranking, weak, self._resident(index, everyone)[0])
+        replaced = chosen >= 0
+        self._substituted[index] = (ids.copy(), chosen)
+        if replaced.any():
+            self._count_discarded(index, policy.shares(values)[replaced])
+            self.counters.substituted[index] += int(replaced.sum())
+            self.step.substituted += int(replaced.sum())
+            ids[...] = np.where(replaced, chosen, ids)
+
+    def _observe(
+        self,
+        index: int,
+        asked: np.ndarray,
+        weights: np.ndarray,
+        resident: np.ndarray,
+        dropped: np.ndarray | None,
+        reads: Sequence[Read],
+    ) -> None:
+        assert self.observer is not None
+        substituted = None
+        if index in self._substituted:
+            asked, substituted = self._substituted.pop(index)
+        unread = {_expert_of(read) for read in reads}
+        read = np.zeros(asked.shape, bool)
+        for place, expert in enumerate(asked.ravel().tolist()):
+            if expert in unread and not (dropped is not None and dropped.flat[place]):
+                read.flat[place] = True
+                unread.discard(expert)
+        self.observer(Routing(index, asked, weights, resident, read, dropped, substituted))
+
+
+def _expert_of(read: Read) -> int:
+    return int(getattr(read.tag, "expert", -1))
+
+
+def matrix_at(tensor: Tensor, c_type: Any, *, rows: int = 1, columns: int = 0) -> np.ndarray:
+    """A tensor's two dimensions as an array over its own memory, strides respected."""
+    n_rows, n_columns = tensor.ne[rows], tensor.ne[columns]
+    strides = (tensor.nb[rows], tensor.nb[columns])
+    if n_rows == 0 or n_columns == 0:
+        return np.empty((n_rows, n_columns), c_type)
+    span = (n_rows - 1) * strides[0] + n_columns * strides[1]
+    memory = (ctypes.c_char * span).from_address(tensor.data)
+    return np.ndarray((n_rows, n_columns), np.dtype(c_type), memory, 0, strides)
+
+
+def weights_at(tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
+    """Routing weights as tokens by slots; the graph has them as [slots, tokens] or [1, slots, tokens]."""
+    tokens, slots = shape
+    if (tensor.ne[0], tensor.ne[1]) == (slots, tokens):
+        return matrix_at(tensor, ctypes.c_float)
+    return matrix_at(tensor, ctypes.c_float, rows=2, columns=1)

@@ -1,0 +1,514 @@
+"""A session: one opened model and one changing timeline of tokens in its context.
+
+Every caller (headless runs, the app's engine process, tests) runs this same loop. One thread at a
+time may use a session; only `cancel` may be called from another.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from engine.chat import ChatTemplate, Message, split_reasoning
+from engine.config import AUTO, RunConfig, validate
+from engine.diagnostics import Diagnostics
+from engine.errors import ContextFull, InputError, TuiworkError
+from engine.ggml import llama
+from engine.hook import GraphChanged
+from engine.opening import (
+    OpenModel,
+    batch_that_fits,
+    cold_rule,
+    new_store,
+    open_model,
+    token_demand_bytes,
+)
+from engine.recorder import Recorder
+from engine.residency import ExpertCache
+from engine.sampling import Sampler
+from engine.telemetry import MIB, Metrics
+from engine.vocabulary import TextStream, Vocabulary
+
+_ABORTED = 2
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What an opened model is, for people and files. Sizes in bytes."""
+
+    path: str
+    name: str
+    arch: str
+    n_layer: int
+    n_expert: int
+    n_expert_used: int
+    ctx: int
+    n_vocab: int
+    token_demand_bytes: int
+    layer_demand_bytes: int
+    expert_bytes_total: int
+    dense_bytes: int
+    has_chat_template: bool
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a generation gave."""
+
+    text: str
+    reasoning: str
+    tokens: list[int]
+    n_prompt: int
+    n_reused: int
+    """Prompt tokens that were in the context already."""
+    n_generated: int
+    tok_s: float | None
+    """Generated tokens per second after the first; None if there was no second."""
+    prefill_tok_s: float | None
+    stop_reason: str
+    """eos, stop, length, context or cancelled"""
+    figures: dict[str, float] = field(default_factory=dict)
+    """The summary of this turn's metrics."""
+
+
+class Session:
+    """An opened model, ready to generate."""
+
+    def __init__(self, config: RunConfig, opened: OpenModel, options: Diagnostics) -> None:
+        self.config = config
+        self.notes = list(opened.notes)
+        self._opened = opened
+        self._options = options
+        self._vocabulary = Vocabulary(opened.model)
+        self._template = ChatTemplate.of_model(opened.model, self._vocabulary)
+        self._kept: list[int] = []
+        """Tokens whose keys and values are in the context."""
+        self._cancelled = False
+        self._top_k_as_opened = config.routing.n_expert_used or opened.top_k
+        self._batch = llama.llama_batch_init(llama.llama_n_batch(opened.context), 0, 1)
+        self._recorder = Recorder(opened, self.model_info, self.resolved, options)
+        self.last_logits: np.ndarray | None = None
+        """The logits of the last decoded token, until the next decode."""
+
+    @classmethod
+    def open(
+        cls,
+        config: RunConfig,
+        *,
+        progress: Progress | None = None,
+        options: Diagnostics | None = None,
+    ) -> Session:
+        """Open the model of `config`.
+
+        `progress(stage, fraction)` is called while a person waits. Raises InputError for settings
+        that cannot be used, ModelError for the file, AbiMismatch for the installed llama.cpp.
+        """
+        options = options or Diagnostics()
+        problems = validate(config)
+        if problems:
+            raise InputError("; ".join(f"{p.key}: {p.message}" for p in problems))
+        config = options.adjust(config)
+        return cls(config, open_model(config, progress, poison=options.poison), options)
+
+    @property
+    def model_info(self) -> ModelInfo:
+        """What was opened."""
+        opened, file = self._opened, self._opened.file
+        layout, top_k = file.experts, self.config.routing.n_expert_used or file.experts.n_expert_used
+        return ModelInfo(
+            str(file.paths[0]),
+            file.name,
+            file.arch,
+            layout.n_layer,
+            layout.n_expert,
+            top_k,
+            opened.n_ctx,
+            self._vocabulary.n_tokens,
+            token_demand_bytes(opened.layers, top_k) if opened.layers else layout.token_demand_bytes,
+            layout.layer_demand_bytes // max(layout.n_expert_used, 1) * top_k,
+            layout.expert_bytes,
+            opened.dense_bytes or layout.dense_bytes,
+            self._template is not None,
+        )
+
+    @property
+    def resolved(self) -> RunConfig:
+        """The configuration as it is really in use: nothing automatic is left in it."""
+        opened = self._opened
+        changes: dict[str, Any] = {
+            "model.path": str(opened.file.paths[0]),
+            "model.ctx": opened.n_ctx,
+            "model.threads": opened.n_threads,
+            "model.batch": opened.batch,
+            "stream.overlap": "off",
+        }
+        if opened.router is not None and opened.lanes is not None:
+            changes["stream.cache-mb"] = opened.store.budget_bytes // MIB
+            changes["stream.io-threads"] = opened.lanes.count
+            changes["stream.o-direct"] = opened.lanes.o_direct
+        return self.config.replace(changes)
+
+    @property
+    def metrics(self) -> Metrics:
+        """Every token so far."""
+        return self._recorder.metrics
+
+    @property
+    def kept_tokens(self) -> Sequence[int]:
+        """The tokens that the context holds."""
+        return self._kept
+
+    def tokenize(self, prompt: str | Sequence[Message]) -> list[int]:
+        """The tokens of a raw text, or of messages through the model's template.
+
+        Raises InputError for an empty prompt, or for messages to a model without a template.
+        """
+        if isinstance(prompt, str):
+            tokens = self._vocabulary.tokenize(prompt, add_special=True, parse_special=True)
+            empty = not prompt
+        else:
+            if self._template is None:
+                raise InputError(
+                    "this model has no chat template, so it can only complete raw text (--raw)"
+                )
+            text = self._template.prompt(prompt)
+            # The template writes its own begin-of-text where it wants one.
+            add_bos = self._vocabulary.adds_bos and not text.startswith(
+                self._vocabulary.bos_text or "\0"
+            )
+            tokens = self._vocabulary.tokenize(text, add_special=add_bos, parse_special=True)
+            empty = not any(message["content"] for message in prompt)
+        if empty or not tokens:
+            raise InputError("the prompt is empty: give a text to answer or to go on from")
+        return tokens
+
+    def generate(
+        self,
+        prompt: str | Sequence[Message],
+        *,
+        n_predict: int | None = None,
+        fit_answer: bool = False,
+        on_text: Callable[[str], None] | None = None,
+        on_token: Callable[[int], None] | None = None,
+        progress: Progress | None = None,
+    ) -> Answer:
+        """Answer messages, or go on from a raw text.
+
+        What the context holds already of the prompt is not computed again. `n_predict` defaults to
+        `run.n-predict`; with `fit_answer` it shrinks to the room that is left. Raises ContextFull
+        before any work if prompt and answer do not fit, ReadError if the disk fails (the session
+        stays usable).
+        """
+        self._cancelled = False
+        tokens = self.tokenize(prompt)
+        limit = self._room_for(len(tokens), n_predict or self.config.run.n_predict, fit_answer)
+        turn = _Turn(TextStream(self.config.run.stop), limit, on_text, on_token)
+        self._recorder.begin_turn(len(tokens))
+        sampler = Sampler(self.config.sampling)
+        try:
+            turn.n_reused = self._prefill(tokens, progress)
+            if not self._cancelled:
+                self._decode_loop(turn, sampler)
+        finally:
+            sampler.close()
+            self._recorder.end_turn()
+        if self._cancelled:
+            turn.stop_reason = "cancelled"
+        return self._answer(turn, len(tokens))
+
+    def cancel(self) -> None:
+        """Stop the running generation within a token. May be called from any thread."""
+        self._cancelled = True
+        self._opened.abort.set()
+
+    def set_live(self, changes: dict[str, Any]) -> None:
+        """Change settings between tokens, by dotted key.
+
+        Takes stream.cache-mb, stream.io-threads, routing.n-expert-used and everything of
+        sampling and run. Raises InputError for others (they need the model reopened) and for
+        impossible values; then nothing has changed.
+        """
+        config = self.config.replace(changes)
+        problems = validate(config)
+        if problems:
+            raise InputError("; ".join(f"{p.key}: {p.message}" for p in problems))
+        for key in changes:
+            if not (key in _LIVE_SETTINGS or key.startswith(("sampling.", "run."))):
+                raise InputError(f"{key} can only be changed by opening the model again")
+        if changes.get("stream.cache-mb") == AUTO:
+            raise InputError("stream.cache-mb can only be set to a number of MiB while it runs")
+        if self._opened.router is not None:
+            self._apply_live(config, changes)
+        self.config = config
+
+    def clear(self) -> None:
+        """Forget the conversation; the expert cache stays warm."""
+        llama.llama_memory_clear(self._memory, True)
+        self._kept = []
+
+    def close(self) -> None:
+        """Free the model. The session cannot be used afterwards."""
+        if self._batch is not None:
+            self._recorder.close()
+            llama.llama_batch_free(self._batch)
+            self._batch = None
+            self._opened.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _apply_live(self, config: RunConfig, changes: dict[str, Any]) -> None:
+        opened = self._opened
+        assert opened.router is not None and opened.lanes is not None
+        if "routing.n-expert-used" in changes:
+            self._set_live_top_k(config.routing.n_expert_used)
+        if "stream.io-threads" in changes:
+            opened.lanes.set_count(config.stream.io_threads)
+        if "stream.cache-mb" in changes:
+            self._set_live_budget(int(config.stream.cache_mb))
+        opened.router.rule = cold_rule(config)
+        opened.hook.mark_nodes()
+
+    @property
+    def _memory(self) -> Any:
+        return llama.llama_get_memory(self._opened.context)
+
+    def _room_for(self, n_prompt: int, wanted: int, fit_answer: bool) -> int:
+        room = self._opened.n_ctx - n_prompt
+        if room < 1 or (room < wanted and not fit_answer):
+            raise ContextFull(
+                f"the prompt has {n_prompt} tokens and the answer may have {wanted}, together "
+                f"{n_prompt + wanted}; the context holds {self._opened.n_ctx}. Raise model.ctx "
+                "(--ctx), shorten the prompt, or ask for fewer tokens (-n)"
+            )
+        return min(room, wanted)
+
+    def _prefill(self, tokens: list[int], progress: Progress | None) -> int:
+        """Bring the context to `tokens`, all decoded; return how many it held already."""
+        reused = self._reuse_prefix(tokens)
+        started = perf_counter()
+        position = reused
+        while position < len(tokens) and not self._cancelled:
+            chunk = tokens[position : position + self._opened.batch]
+            last = position + len(chunk) == len(tokens)
+            self._recorder.begin_decode(position, len(chunk), prefill=True)
+            self._decode(chunk, want_logits=last)
+            position += len(chunk)
+            if progress is not None:
+                progress("reading the prompt", position / len(tokens))
+        self._recorder.prefilled(reused, perf_counter() - started)
+        return reused
+
+    def _reuse_prefix(self, tokens: list[int]) -> int:
+        """Keep what the context and the prompt begin with alike; the last token is always new."""
+        common = 0
+        for ours, theirs in zip(self._kept, tokens[:-1], strict=False):
+            if ours != theirs:
+                break
+            common += 1
+        self._cut_to(common)
+        return len(self._kept)
+
+    def _cut_to(self, length: int) -> None:
+        """Take the context back to its first `length` tokens, or empty it if it cannot be cut."""
+        if length == len(self._kept):
+            return
+        if length and llama.llama_memory_seq_rm(self._memory, 0, length, -1):
+            self._kept = self._kept[:length]
+        else:
+            self.clear()
+
+    def _decode_loop(self, turn: _Turn, sampler: Sampler) -> None:
+        recorder = self._recorder
+        while True:
+            token = self._next_token(turn, sampler)
+            if self._vocabulary.ends_generation(token) and not self.config.run.ignore_eos:
+                turn.stop_reason = "eos"
+                break
+            turn.take(token, self._vocabulary.piece(token))
+            if turn.stream.stopped is not None:
+                turn.stop_reason = "stop"
+                break
+            if len(turn.tokens) >= turn.limit:
+                full = len(self._kept) + 1 >= self._opened.n_ctx
+                turn.stop_reason = "context" if full else "length"
+                break
+            if self._cancelled:
+                break
+            recorder.begin_decode(len(self._kept), 1, prefill=False)
+            self._decode([token], want_logits=True)
+            if self._cancelled:
+                break
+            recorder.end_token(token, turn.limit)
+        turn.finish()
+
+    def _next_token(self, turn: _Turn, sampler: Sampler) -> int:
+        assert self.last_logits is not None
+        if self._options.random_tokens is not None:
+            return self._options.random_token(len(turn.tokens), self._vocabulary.n_tokens)
+        return sampler.choose(self._opened.context, self.last_logits)
+
+    def _decode(self, tokens: list[int], *, want_logits: bool) -> None:
+        """Decode tokens behind those kept. On any failure the context is as before, or empty."""
+        for attempt in (1, 2):
+            try:
+                self._decode_once(tokens, want_logits)
+                return
+            except GraphChanged:
+                self._restore_context()
+                if attempt == 2:
+                    raise
+                self._learn_again()
+            except BaseException:
+                self._restore_context()
+                raise
+
+    def _decode_once(self, tokens: list[int], want_logits: bool) -> None:
+        opened, hook = self._opened, self._opened.hook
+        self._fill_batch(tokens, want_logits)
+        hook.begin()
+        if not self._cancelled:
+            opened.abort.clear()
+        with self._recorder.timed_decode():
+            status = llama.llama_decode(opened.context, self._batch)
+        if status == _ABORTED:
+            opened.abort.clear()
+            hook.check()
+            if self._cancelled:
+                self._restore_context()
+                return
+        if status != 0:
+            hook.check()
+            raise TuiworkError(f"llama.cpp could not decode (llama_decode returned {status})")
+        if opened.streams:
+            hook.end()
+        self._kept += tokens
+        if want_logits:
+            pointer = llama.llama_get_logits_ith(opened.context, -1)
+            self.last_logits = np.ctypeslib.as_array(pointer, (self._vocabulary.n_tokens,))
+
+    def _fill_batch(self, tokens: list[int], want_logits: bool) -> None:
+        batch, start = self._batch, len(self._kept)
+        batch.n_tokens = len(tokens)
+        for place, token in enumerate(tokens):
+            batch.token[place] = token
+            batch.pos[place] = start + place
+            batch.n_seq_id[place] = 1
+            batch.seq_id[place][0] = 0
+            batch.logits[place] = 0
+        batch.logits[len(tokens) - 1] = want_logits
+
+    def _restore_context(self) -> None:
+        """After a stopped decode: nothing behind the kept tokens may remain."""
+        if self._kept and not llama.llama_memory_seq_rm(self._memory, 0, len(self._kept), -1):
+            self.clear()
+
+    def _learn_again(self) -> None:
+        opened, router = self._opened, self._opened.router
+        assert router is not None
+        before = opened.layers
+        opened.learn_graph()
+        if opened.layers != before:
+            raise GraphChanged("the model computes with other experts than it was opened with")
+        assert opened.plan is not None
+        router.plan = opened.plan
+        opened.hook.install(router)
+
+    def _set_live_top_k(self, top_k: int) -> None:
+        router = self._opened.router
+        assert router is not None
+        most = self._top_k_as_opened
+        if top_k > most:
+            raise InputError(
+                f"routing.n-expert-used = {top_k}: the model was opened with {most} experts per "
+                "token; more need it opened again"
+            )
+        live = 0 if top_k in (0, most) else top_k
+        router.check_live_top_k(live)
+        router.live_top_k = live
+
+    def _set_live_budget(self, cache_mb: int) -> None:
+        opened, router = self._opened, self._opened.router
+        assert router is not None
+        budget = cache_mb * MIB
+        if budget and isinstance(router.store, ExpertCache):
+            router.store.set_budget(budget)
+        else:
+            router.store.close()
+            router.store = new_store(opened, budget, poison=self._options.poison)
+        if not self.config.model.batch:
+            opened.batch = batch_that_fits(opened.layers, opened.top_k, budget)
+
+    def _answer(self, turn: _Turn, n_prompt: int) -> Answer:
+        reasoning, text = split_reasoning("".join(turn.text))
+        figures = self._recorder.turn_summary()
+        decoded, prefill_s = figures["tokens"], figures["prefill_s"]
+        new_prompt = n_prompt - turn.n_reused
+        return Answer(
+            text,
+            reasoning,
+            turn.tokens,
+            n_prompt,
+            turn.n_reused,
+            len(turn.tokens),
+            figures["tok/s"] if decoded else None,
+            new_prompt / prefill_s if prefill_s > 0 and new_prompt else None,
+            turn.stop_reason,
+            figures,
+        )
+
+
+_LIVE_SETTINGS = {
+    "stream.cache-mb",
+    "stream.io-threads",
+    "stream.force-cache",
+    "routing.n-expert-used",
+    "routing.drop-cold-experts",
+    "routing.cold-policy",
+    "routing.drop-renorm",
+    "routing.drop-in-prefill",
+}
+
+
+@dataclass
+class _Turn:
+    """One generation while it runs."""
+
+    stream: TextStream
+    limit: int
+    on_text: Callable[[str], None] | None
+    on_token: Callable[[int], None] | None
+    tokens: list[int] = field(default_factory=list)
+    text: list[str] = field(default_factory=list)
+    stop_reason: str = "length"
+    n_reused: int = 0
+
+    def take(self, token: int, piece: bytes) -> None:
+        self.tokens.append(token)
+        if self.on_token is not None:
+            self.on_token(token)
+        self._say(self.stream.push(piece))
+
+    def finish(self) -> None:
+        self._say(self.stream.finish())
+
+    def _say(self, text: str) -> None:
+        if text:
+            self.text.append(text)
+            if self.on_text is not None:
+                self.on_text(text)
