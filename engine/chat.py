@@ -1,4 +1,4 @@
-"""Messages to prompt text by the model's own template, and answers apart into reasoning and text."""
+"""Messages to a prompt by the model's own template; answers apart into reasoning and text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ class ChatTemplate:
         Raises InputError with the template's own words if it refuses the messages.
         """
         try:
-            return self._formatter(messages=[dict(message) for message in messages]).prompt  # type: ignore[arg-type]
+            plain: Any = [dict(message) for message in messages]
+            return self._formatter(messages=plain).prompt
         except (jinja2.TemplateError, TypeError, ValueError) as error:
             raise InputError(f"the model's chat template refuses these messages: {error}") from None
 

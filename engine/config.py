@@ -307,7 +307,8 @@ def _plain_type(hint: Any) -> type:
     for arg in (hint, *get_args(hint)):
         for plain in (bool, int, float, str):
             if arg is plain:
-                return plain
+                found: type = plain
+                return found
     return str  # a Literal of texts
 
 

@@ -47,9 +47,7 @@ class ForcedRoutes:
                 f"{trace.path}: its routings ({model.n_layer} layers, {model.n_expert} experts) do "
                 f"not fit this model ({n_layers} layers, {n_expert} experts)"
             )
-        self._by_phase = {
-            phase: self._table(trace, phase, n_layers) for phase in (PREFILL, DECODE)
-        }
+        self._by_phase = {phase: self._table(trace, phase, n_layers) for phase in (PREFILL, DECODE)}
         if len(self._by_phase[DECODE]) == 0:
             raise InputError(f"{trace.path}: has no decoded token whose routings could be forced")
 
@@ -74,4 +72,5 @@ class ForcedRoutes:
         table = self._by_phase[PREFILL if prefill else DECODE]
         if len(table) == 0:
             table = self._by_phase[DECODE]
-        return table[positions % len(table), index]
+        ids: np.ndarray = table[positions % len(table), index]
+        return ids

@@ -22,8 +22,10 @@ from engine.errors import AbiMismatch
 # callback waits for reads, and take the cores that the I/O lanes need (docs/performance.md).
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-import llama_cpp
+import llama_cpp as llama_cpp
 import llama_cpp.llama_cpp as llama
+
+__all__ = ["AbiMismatch", "AbortFlag", "Tensor", "ThreadPool", "llama", "llama_cpp"]
 
 TENSOR_NAME_BYTES = 64
 MAX_SRC = 10
@@ -117,9 +119,7 @@ _init = declare(base, "ggml_init", _void_p, _InitParams)
 _free = declare(base, "ggml_free", None, _void_p)
 _new_tensor_3d = declare(base, "ggml_new_tensor_3d", _void_p, _void_p, _int, _i64, _i64, _i64)
 _new_tensor_2d = declare(base, "ggml_new_tensor_2d", _void_p, _void_p, _int, _i64, _i64)
-_view_2d = declare(
-    base, "ggml_view_2d", _void_p, _void_p, _void_p, _i64, _i64, _size_t, _size_t
-)
+_view_2d = declare(base, "ggml_view_2d", _void_p, _void_p, _void_p, _i64, _i64, _size_t, _size_t)
 _mul_mat_id = declare(base, "ggml_mul_mat_id", _void_p, _void_p, _void_p, _void_p, _void_p)
 _set_name = declare(base, "ggml_set_name", _void_p, _void_p, ctypes.c_char_p)
 
@@ -128,9 +128,7 @@ _threadpool_params_init = declare(
 )
 _threadpool_new = declare(cpu, "ggml_threadpool_new", _void_p, ctypes.POINTER(_ThreadpoolParams))
 _threadpool_free = declare(cpu, "ggml_threadpool_free", None, _void_p)
-_attach_threadpool = declare(
-    llama._lib, "llama_attach_threadpool", None, _void_p, _void_p, _void_p
-)
+_attach_threadpool = declare(llama._lib, "llama_attach_threadpool", None, _void_p, _void_p, _void_p)
 _detach_threadpool = declare(llama._lib, "llama_detach_threadpool", None, _void_p)
 
 TYPE_F32, TYPE_I32 = 0, 26
@@ -179,7 +177,10 @@ def _check_tensor_layout(context: int) -> None:
     _set_name(result, b"tuiwork-abi-check")
     node, view = Tensor.from_address(result), Tensor.from_address(ids)
     facts = {
-        "name": (get_name(result) - result == Tensor.name.offset, node.name == b"tuiwork-abi-check"),
+        "name": (
+            get_name(result) - result == Tensor.name.offset,
+            node.name == b"tuiwork-abi-check",
+        ),
         "op": (op_name(node.op) == b"MUL_MAT_ID", op_name(view.op) == b"VIEW"),
         "type": (node.type == TYPE_F32, view.type == TYPE_I32),
         "ne": (list(node.ne) == [8, 2, 3, 1], list(view.ne) == [2, 3, 1, 1]),

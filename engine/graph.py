@@ -88,7 +88,9 @@ def learn(nodes: Sequence[Node], leaves: dict[int, str]) -> GraphPlan:
         routing = graph.node(node.sources[2])
         layer = layers.get(routing.address)
         if layer is None:
-            layer = layers[routing.address] = RoutedLayer(_layer_number(bank, len(layers)), routing.name)
+            layer = layers[routing.address] = RoutedLayer(
+                _layer_number(bank, len(layers)), routing.name
+            )
         if bank not in layer.banks:
             layer.banks.append(bank)
         layer.bank_users.append(node.name)

@@ -10,20 +10,15 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import perf_counter_ns
 from typing import NamedTuple
 
-import numpy as np
-
+from engine.counters import LATENCY_BUCKETS, LaneCounters
 from engine.errors import ReadError
 from engine.mapping import PAGE, ShardMapping, page_floor
-
-MAX_LANES = 64
-LATENCY_BUCKETS = 32
-"""Read latencies are counted by powers of two of a microsecond."""
 
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 
@@ -38,6 +33,14 @@ class Read(NamedTuple):
     """What is read, for errors and traces; None for dense weights."""
 
 
+class Release(NamedTuple):
+    """Pages to give back to the system; no read of the same call touches them."""
+
+    shard: int
+    first: int
+    last: int
+
+
 class ReadOutcome(NamedTuple):
     """How one read went."""
 
@@ -46,21 +49,6 @@ class ReadOutcome(NamedTuple):
     nbytes: int
     latency_ns: int
     error: OSError | None
-
-
-class LaneCounters:
-    """What each lane did, as arrays that may lie in shared memory; one writer per cell."""
-
-    def __init__(
-        self,
-        allocate: Callable[[str, tuple[int, ...]], np.ndarray] = lambda _, shape: np.zeros(
-            shape, np.int64
-        ),
-    ) -> None:
-        self.bytes = allocate("lane_bytes", (MAX_LANES,))
-        self.reads = allocate("lane_reads", (MAX_LANES,))
-        self.busy_ns = allocate("lane_busy_ns", (MAX_LANES,))
-        self.latency_counts = allocate("lane_latency_counts", (MAX_LANES, LATENCY_BUCKETS))
 
 
 class Lanes:
@@ -77,8 +65,8 @@ class Lanes:
         self._mappings = list(mappings)
         self.counters = counters or LaneCounters()
         self.o_direct = o_direct and all(direct_reads_work(m.path) for m in self._mappings)
-        self._jobs: SimpleQueue[Read | None] = SimpleQueue()
-        self._outcomes: SimpleQueue[ReadOutcome] = SimpleQueue()
+        self._jobs: SimpleQueue[Read | Release | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[ReadOutcome | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._own_fds = self._open_all()
         self.set_count(count)
@@ -103,15 +91,20 @@ class Lanes:
             self._stop_threads()
             self.set_count(count)
 
-    def read_all(self, reads: Sequence[Read]) -> list[ReadOutcome]:
-        """Read everything and return when it is in place.
+    def read_all(
+        self, reads: Sequence[Read], releases: Sequence[Release] = ()
+    ) -> list[ReadOutcome]:
+        """Read everything and return when it is in place; give `releases` back meanwhile.
 
         Raises ReadError if any read failed; all others are done by then.
         """
         put, get = self._jobs.put, self._jobs.get_nowait
         for read in reads:
             put(read)
-        outcomes: list[ReadOutcome] = []
+        # Behind the reads: giving pages back is processor work that the waiting for reads hides.
+        for release in releases:
+            put(release)
+        done: list[ReadOutcome | None] = []
         # The caller works as lane 0 until the queue is empty, then waits for what others took.
         while True:
             try:
@@ -119,9 +112,10 @@ class Lanes:
             except Empty:
                 break
             if job is not None:
-                outcomes.append(self._perform(job, 0, self._own_fds))
-        while len(outcomes) < len(reads):
-            outcomes.append(self._outcomes.get())
+                done.append(self._perform(job, 0, self._own_fds))
+        while len(done) < len(reads) + len(releases):
+            done.append(self._outcomes.get())
+        outcomes = [outcome for outcome in done if outcome is not None]
         for outcome in outcomes:
             if outcome.error is not None:
                 raise ReadError(self._explain(outcome)) from outcome.error
@@ -154,8 +148,12 @@ class Lanes:
         flags = os.O_RDONLY | os.O_CLOEXEC | (_O_DIRECT if self.o_direct else 0)
         return [os.open(mapping.path, flags) for mapping in self._mappings]
 
-    def _perform(self, read: Read, lane: int, fds: list[int]) -> ReadOutcome:
-        mapping = self._mappings[read.shard]
+    def _perform(self, job: Read | Release, lane: int, fds: list[int]) -> ReadOutcome | None:
+        mapping = self._mappings[job.shard]
+        if isinstance(job, Release):
+            mapping.release(job.first, job.last)
+            return None
+        read = job
         started = perf_counter_ns()
         done, error = 0, None
         try:

@@ -106,10 +106,14 @@ class ShardMapping:
     def _map(self, first: int, last: int, flags: int, fd: int, offset: int) -> None:
         if first >= last:
             return
-        place_mapping(self.base + first, last - first, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset)
+        place_mapping(
+            self.base + first, last - first, mmap.PROT_READ | mmap.PROT_WRITE, flags, fd, offset
+        )
 
 
-def place_mapping(address: int, length: int, protection: int, flags: int, fd: int, offset: int) -> None:
+def place_mapping(
+    address: int, length: int, protection: int, flags: int, fd: int, offset: int
+) -> None:
     """mmap at a fixed address, or ModelError with the system's reason."""
     if _mmap(address, length, protection, flags | _MAP_FIXED, fd, offset) == _MAP_FAILED:
         code = ctypes.get_errno()
@@ -136,7 +140,9 @@ def load_model(
             raise ModelError(f"{file.paths[0]}: llama.cpp cannot load it: {log.reason()}")
         mappings = [
             _find_mapping(path, size, identity)
-            for path, size, identity in zip(file.paths, file.sizes, stand_ins.identities, strict=True)
+            for path, size, identity in zip(
+                file.paths, file.sizes, stand_ins.identities, strict=True
+            )
         ]
     for mapping in mappings:
         _map_real_file(mapping)

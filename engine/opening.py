@@ -13,6 +13,7 @@ from typing import Any
 
 from engine import ggml, machine
 from engine.config import AUTO, RunConfig
+from engine.counters import Allocate, ExpertCounters, LaneCounters, RoutingCounters, private
 from engine.dense import dense_ranges, place_dense_weights
 from engine.errors import GraphError, InputError, ModelError
 from engine.ggml import AbortFlag, ThreadPool, llama
@@ -38,9 +39,10 @@ class OpenModel:
     file: ModelFile
     model: Any
     context: Any
-    vocab: Any
     hook: EvalHook
     abort: AbortFlag
+    allocate: Allocate
+    """Where the live counters come from."""
     pool: ThreadPool
     n_threads: int
     batch: int
@@ -49,6 +51,7 @@ class OpenModel:
     layers: list[ExpertLayer] = field(default_factory=list)
     mappings: list[ShardMapping] = field(default_factory=list)
     lanes: Lanes | None = None
+    expert_counters: ExpertCounters | None = None
     router: ExpertRouter | None = None
     dense_bytes: int = 0
     load_s: float = 0.0
@@ -85,7 +88,9 @@ class OpenModel:
         self.abort.set()
         try:
             token = ctypes.c_int32(0)
-            status = llama.llama_decode(self.context, llama.llama_batch_get_one(ctypes.pointer(token), 1))
+            status = llama.llama_decode(
+                self.context, llama.llama_batch_get_one(ctypes.pointer(token), 1)
+            )
         finally:
             self.abort.clear()
             self.hook.capture = None
@@ -130,7 +135,11 @@ class OpenModel:
 
 
 def open_model(
-    config: RunConfig, progress: Progress | None = None, *, poison: bool = False
+    config: RunConfig,
+    progress: Progress | None = None,
+    *,
+    poison: bool = False,
+    allocate: Allocate = private,
 ) -> OpenModel:
     """Open the model that `config` names, ready for its first token.
 
@@ -143,7 +152,7 @@ def open_model(
     file = ModelFile.open(config.model.path)
     _check_fits_model(config, file)
     report("loading", 0.0)
-    opened = _load(config, file)
+    opened = _load(config, file, allocate)
     try:
         if config.stream.enabled:
             _start_streaming(opened, config, report, poison)
@@ -169,7 +178,7 @@ def _check_fits_model(config: RunConfig, file: ModelFile) -> None:
         )
 
 
-def _load(config: RunConfig, file: ModelFile) -> OpenModel:
+def _load(config: RunConfig, file: ModelFile, allocate: Allocate) -> OpenModel:
     n_threads = default_threads() if config.model.threads == AUTO else int(config.model.threads)
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
@@ -192,10 +201,17 @@ def _load(config: RunConfig, file: ModelFile) -> OpenModel:
             "a smaller model.ctx needs less memory"
         )
     pool.attach(context)
-    vocab = llama.llama_model_get_vocab(model)
-    batch = config.model.batch or LARGEST_BATCH
     return OpenModel(
-        file, model, context, vocab, hook, abort, pool, n_threads, batch, mappings=mappings
+        file,
+        model,
+        context,
+        hook,
+        abort,
+        allocate,
+        pool,
+        n_threads,
+        config.model.batch or LARGEST_BATCH,
+        mappings=mappings,
     )
 
 
@@ -211,7 +227,8 @@ def _load_plainly(file: ModelFile, params: Any) -> Any:
 def _kv_overrides(file: ModelFile, n_expert_used: int) -> Any:
     if not n_expert_used:
         return None
-    overrides = (llama.llama_model_kv_override * 2)()
+    # Ends with an empty key, as llama.cpp wants it.
+    overrides: Any = (llama.llama_model_kv_override * 2)()
     overrides[0].tag = llama.LLAMA_KV_OVERRIDE_TYPE_INT
     overrides[0].key = f"{file.arch}.expert_used_count".encode()
     overrides[0].value.val_i64 = n_expert_used
@@ -244,16 +261,21 @@ def default_threads() -> int:
     return max(1, min(cores, round(quota))) if quota else cores
 
 
-def _start_streaming(
-    opened: OpenModel, config: RunConfig, report: Progress, poison: bool
-) -> None:
+def _start_streaming(opened: OpenModel, config: RunConfig, report: Progress, poison: bool) -> None:
     stream = config.stream
     report("learning the graph", 0.0)
     opened.learn_graph()
     assert opened.plan is not None
-    opened.lanes = Lanes(opened.mappings, stream.io_threads, o_direct=stream.o_direct)
+    opened.lanes = Lanes(
+        opened.mappings,
+        stream.io_threads,
+        o_direct=stream.o_direct,
+        counters=LaneCounters(opened.allocate),
+    )
     if stream.o_direct and not opened.lanes.o_direct:
-        opened.notes.append("O_DIRECT is not possible on this filesystem: reading through the page cache")
+        opened.notes.append(
+            "O_DIRECT is not possible on this filesystem: reading through the page cache"
+        )
     weights = [opened.file.tensors[name] for name in opened.plan.dense_weights]
     ranges = dense_ranges(weights, opened.layers, len(opened.mappings))
     place_dense_weights(
@@ -266,7 +288,15 @@ def _start_streaming(
     )
     opened.dense_bytes = sum(weight.nbytes for weight in weights)
     budget = cache_budget_bytes(config, opened.layers, opened.top_k, opened.notes)
-    router = ExpertRouter(opened.plan, new_store(opened, budget, poison=poison), opened.lanes)
+    opened.expert_counters = ExpertCounters(
+        len(opened.layers), max(layer.n_expert for layer in opened.layers), opened.allocate
+    )
+    router = ExpertRouter(
+        opened.plan,
+        new_store(opened, budget, poison=poison),
+        opened.lanes,
+        RoutingCounters(len(opened.layers), opened.allocate),
+    )
     router.rule = cold_rule(config)
     opened.router = router
     if not config.model.batch:
@@ -290,8 +320,16 @@ def cold_rule(config: RunConfig) -> ColdRule | None:
 def new_store(opened: OpenModel, budget_bytes: int, *, poison: bool = False) -> ExpertStore:
     """The expert store for a budget; 0 is no cache."""
     if budget_bytes == 0:
-        return NoCache(opened.layers, opened.mappings, poison=poison)
-    return ExpertCache(opened.layers, opened.mappings, budget_bytes, poison=poison)
+        return NoCache(
+            opened.layers, opened.mappings, counters=opened.expert_counters, poison=poison
+        )
+    return ExpertCache(
+        opened.layers,
+        opened.mappings,
+        budget_bytes,
+        counters=opened.expert_counters,
+        poison=poison,
+    )
 
 
 def cache_budget_bytes(

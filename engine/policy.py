@@ -37,7 +37,8 @@ class ColdRule:
 def shares(weights: Floats) -> Floats:
     """Each slot's part of its routing's total weight; a routing without weight has none."""
     total = weights.sum(axis=1, keepdims=True)
-    return np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    parts: Floats = np.divide(weights, total, out=np.zeros_like(weights), where=total > 0)
+    return parts
 
 
 def weak_and_cold(weights: Floats, resident: Mask, threshold: float) -> Mask:

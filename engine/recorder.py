@@ -49,6 +49,7 @@ class Recorder:
         self._n_tokens = 0
         self._answer_start = 0
         self._step = 0
+        self._store_before = (0, 0, 0)
         self._wall_ns = 0
         self._left_decode_ns = 0
         self._before = ProcessUse.now()
@@ -73,7 +74,9 @@ class Recorder:
         if router is not None:
             router.prefill = prefill
             router.step = StepCounters()
-            router.store.clock += 1
+            store = router.store
+            store.clock += 1
+            self._store_before = (store.hits, store.misses, store.evictions)
 
     @contextmanager
     def timed_decode(self) -> Iterator[None]:
@@ -103,6 +106,7 @@ class Recorder:
         use, before = ProcessUse.now(), self._before
         router = self._opened.router
         step = router.step if router is not None else StepCounters()
+        store = router.store if router is not None else None
         wall, io, mgmt = self._wall_ns / 1e6, step.io_ns / 1e6, step.mgmt_ns / 1e6
         faults = use.major_faults - before.major_faults
         self.metrics.rows.append(
@@ -121,7 +125,7 @@ class Recorder:
                 dense_resident_frac=UNMEASURED,
                 turn=self._turn,
                 majflt_mib=faults * 4096 / MIB,
-                cache_budget_mib=router.store.budget_bytes / MIB if router else UNMEASURED,
+                cache_budget_mib=store.budget_bytes / MIB if store else UNMEASURED,
                 rss_mib=use.rss_mib,
                 rss_anon_mib=use.rss_anon_mib,
                 rss_file_mib=use.rss_file_mib,
@@ -132,6 +136,9 @@ class Recorder:
                 loop_overhead_ms=overhead_ns / 1e6,
                 token_id=token,
                 reads=step.reads,
+                hits=store.hits - self._store_before[0] if store else 0,
+                misses=store.misses - self._store_before[1] if store else 0,
+                evictions=store.evictions - self._store_before[2] if store else 0,
                 experts_routed=step.routed,
                 experts_dropped=step.dropped,
                 experts_substituted=step.substituted,

@@ -16,21 +16,18 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
+from engine.counters import ABSENT, READING, RESIDENT, ExpertCounters
 from engine.errors import GraphError
 from engine.graph import GraphPlan
-from engine.lanes import Read
+from engine.lanes import Read, Release
 from engine.mapping import ShardMapping, page_ceil, page_floor
 from engine.model_file import ModelFile
 
 POISON_BYTE = 0xFF
 """Every quantization reads a block of these as NaN or as a value that ruins the logits."""
-
-Allocate = Callable[[str, tuple[int, ...]], np.ndarray]
 
 
 @dataclass(frozen=True)
@@ -58,7 +55,10 @@ class Bank:
 class ExpertTag:
     """What a read of a slice is for."""
 
+    index: int
+    """The routed layer, counted from 0."""
     layer: int
+    """The block's number in the model."""
     expert: int
     projection: str
 
@@ -102,17 +102,6 @@ def expert_layers(plan: GraphPlan, file: ModelFile) -> list[ExpertLayer]:
     return layers
 
 
-class ExpertCounters:
-    """What happened to each (layer, expert), as arrays that may lie in shared memory."""
-
-    def __init__(self, n_layer: int, n_expert: int, allocate: Allocate) -> None:
-        shape = (n_layer, n_expert)
-        self.resident = allocate("resident", shape)
-        self.hits = allocate("hits", shape)
-        self.misses = allocate("misses", shape)
-        self.last_used = allocate("last_used", shape)
-
-
 class ExpertStore:
     """What the callback asks for experts: shared by the cache and the cache that is off."""
 
@@ -128,14 +117,13 @@ class ExpertStore:
         self.mappings = list(mappings)
         self.poison = poison
         self.n_expert = max(layer.n_expert for layer in layers)
-        self.counters = counters or ExpertCounters(
-            len(self.layers), self.n_expert, lambda _, shape: np.zeros(shape, np.int64)
-        )
+        self.counters = counters or ExpertCounters(len(self.layers), self.n_expert)
         self.clock = 0
         """Tokens so far; the engine advances it."""
         self.hits = 0
         self.misses = 0
         self.evictions = 0
+        self._releases: list[Release] = []
 
     @property
     def budget_bytes(self) -> int:
@@ -154,6 +142,17 @@ class ExpertStore:
         """
         raise NotImplementedError
 
+    def arrived(self, reads: Iterable[Read]) -> None:
+        """Reads that `stage` asked for are in place."""
+        for read in reads:
+            if isinstance(read.tag, ExpertTag):
+                self.counters.state[read.tag.index, read.tag.expert] = RESIDENT
+
+    def take_releases(self) -> list[Release]:
+        """Pages of evicted entries that are still to be given back, once."""
+        releases, self._releases = self._releases, []
+        return releases
+
     def is_resident(self, index: int, expert: int) -> bool:
         """Whether using the expert would cost no read."""
         raise NotImplementedError
@@ -171,7 +170,7 @@ class ExpertStore:
         for bank in layer.banks:
             first, last = slice_pages(bank, expert)
             if first < last:
-                tag = ExpertTag(layer.number, expert, bank.name)
+                tag = ExpertTag(index, layer.number, expert, bank.name)
                 reads.append(Read(bank.shard, first, last, tag))
         return reads
 
@@ -229,6 +228,7 @@ class ExpertCache(ExpertStore):
         """Change the budget between tokens; what no longer fits goes at once."""
         self._budget = budget_bytes
         self._evict_until_it_fits(keep_newest=0)
+        self._release_now()
 
     def is_resident(self, index: int, expert: int) -> bool:
         return index * self.n_expert + expert in self._order
@@ -261,7 +261,7 @@ class ExpertCache(ExpertStore):
             self._evict_until_it_fits(keep_newest=len(touched))
         reads: list[Read] = []
         for expert in missing:
-            counters.resident[index, expert] = 1
+            counters.state[index, expert] = READING
             reads.extend(self._reads_of(index, expert))
         return reads
 
@@ -270,6 +270,7 @@ class ExpertCache(ExpertStore):
             size = self._order.pop(index * self.n_expert + expert, None)
             if size is not None:
                 self._drop(index, expert, size)
+        self._release_now()
 
     def _evict_until_it_fits(self, keep_newest: int) -> None:
         order = self._order
@@ -280,9 +281,9 @@ class ExpertCache(ExpertStore):
             self.evictions += 1
 
     def _drop(self, index: int, expert: int, size: int) -> None:
-        """Release an entry that is already out of the order."""
+        """Give up an entry that is already out of the order."""
         self._resident -= size
-        self.counters.resident[index, expert] = 0
+        self.counters.state[index, expert] = ABSENT
         before = self.is_resident(index, expert - 1) if expert else False
         after = self.is_resident(index, expert + 1) if expert + 1 < self.n_expert else False
         for bank in self.layers[index].banks:
@@ -291,9 +292,14 @@ class ExpertCache(ExpertStore):
             first = max(page_ceil(start) if before else page_floor(start), bank.inside_first)
             last = min(page_floor(end) if after else page_ceil(end), bank.inside_last)
             if first < last:
-                self.mappings[bank.shard].release(first, last)
+                self._releases.append(Release(bank.shard, first, last))
         if self.poison:
+            self._release_now()
             self._poison_slices(index, [expert])
+
+    def _release_now(self) -> None:
+        for release in self.take_releases():
+            self.mappings[release.shard].release(release.first, release.last)
 
 
 class NoCache(ExpertStore):
@@ -332,9 +338,11 @@ class NoCache(ExpertStore):
         if self.poison:
             self._poison_slices(index, range(self.layers[index].n_expert))
         reads: list[Read] = []
+        self.counters.state[...] = ABSENT
         for expert in wanted:
             self.counters.misses[index, expert] += 1
             self.counters.last_used[index, expert] = self.clock
+            self.counters.state[index, expert] = READING
             reads.extend(self._reads_of(index, expert))
         self.misses += len(wanted)
         return reads

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 
 from engine import policy
+from engine.counters import RoutingCounters
 from engine.errors import GraphError
 from engine.ggml import Tensor
 from engine.graph import GraphPlan
 from engine.lanes import Lanes, Read, ReadOutcome
 from engine.policy import ColdRule
-from engine.residency import Allocate, ExpertStore
+from engine.residency import ExpertStore
 
 
 class Role(IntEnum):
@@ -58,19 +59,6 @@ class StepCounters:
     mass_discarded: float = 0.0
 
 
-class RoutingCounters:
-    """What became of routed experts per layer, as arrays that may lie in shared memory."""
-
-    def __init__(self, n_layer: int, allocate: Allocate | None = None) -> None:
-        make = allocate or (lambda _, shape: np.zeros(shape, np.int64))
-        self.routed = make("routed", (n_layer,))
-        self.examined = make("examined", (n_layer,))
-        self.dropped = make("dropped", (n_layer,))
-        self.substituted = make("substituted", (n_layer,))
-        self.mass_discarded_ppb = make("mass_discarded_ppb", (n_layer,))
-        """Router's share of what was dropped or replaced, in billionths of one routing."""
-
-
 @dataclass(frozen=True)
 class Routing:
     """One layer's routing as it was handled, for traces. Arrays are tokens by slots."""
@@ -96,11 +84,13 @@ Routes = Callable[[int, np.ndarray], "np.ndarray | None"]
 class ExpertRouter:
     """Handles the marked nodes of each layer. Lives on the callback's thread."""
 
-    def __init__(self, plan: GraphPlan, store: ExpertStore, lanes: Lanes) -> None:
+    def __init__(
+        self, plan: GraphPlan, store: ExpertStore, lanes: Lanes, counters: RoutingCounters
+    ) -> None:
         self.plan = plan
         self.store = store
         self.lanes = lanes
-        self.counters = RoutingCounters(len(plan.layers))
+        self.counters = counters
         self.step = StepCounters()
         self.prefill = False
         self.rule: ColdRule | None = None
@@ -165,14 +155,14 @@ class ExpertRouter:
         if not (self.routes or self.live_top_k or self.rule or self.observer) and tensor.ne[1] == 1:
             # Hot path. One token's ids lie side by side whatever the strides of the view are.
             chosen = (ctypes.c_int32 * tensor.ne[0]).from_address(tensor.data)[:]
-            self._count_routed(index, len(chosen))
+            self._count_routed(index, 1, len(chosen))
             self._stage(index, chosen, started)
             return
         ids = matrix_at(tensor, ctypes.c_int32)
         if self.routes is not None and (forced := self.routes(index, ids)) is not None:
             ids[...] = forced
         used = self._used(ids)
-        self._count_routed(index, used.size)
+        self._count_routed(index, len(used), used.size)
         if self._substitutes and self._rule_applies:
             self._substitute(index, used)
         if self.live_top_k:
@@ -187,9 +177,10 @@ class ExpertRouter:
     def _rule_applies(self) -> bool:
         return self.rule is not None and (self.rule.in_prefill or not self.prefill)
 
-    def _count_routed(self, index: int, count: int) -> None:
-        self.counters.routed[index] += count
-        self.step.routed += count
+    def _count_routed(self, index: int, tokens: int, experts: int) -> None:
+        self.counters.routings[index] += tokens
+        self.counters.routed[index] += experts
+        self.step.routed += experts
 
     def _stage(self, index: int, experts: Sequence[int], started: int) -> list[Read]:
         reads = self.store.stage(index, experts)
@@ -204,12 +195,13 @@ class ExpertRouter:
         before = perf_counter_ns()
         step.mgmt_ns += before - started
         try:
-            outcomes = self.lanes.read_all(reads)
+            outcomes = self.lanes.read_all(reads, self.store.take_releases())
         except BaseException:
             self.store.forget(index, {_expert_of(read) for read in reads})
             raise
         finally:
             step.io_ns += perf_counter_ns() - before
+        self.store.arrived(reads)
         step.reads += len(outcomes)
         step.read_bytes += sum(outcome.nbytes for outcome in outcomes)
         if self.on_reads is not None:
@@ -252,13 +244,14 @@ class ExpertRouter:
         candidates = policy.weak_and_cold(weights, resident, rule.threshold(ids.shape[1]))
         dropped = policy.spare_shared_reads(ids, candidates)
         if dropped.any():
-            self._count_discarded(index, policy.shares(weights)[dropped])
+            self._count_discarded(index, ids[dropped], policy.shares(weights)[dropped])
             self.counters.dropped[index] += int(dropped.sum())
             self.step.dropped += int(dropped.sum())
             policy.drop(ids, weights, dropped, renormalise=rule.renormalise)
         return dropped
 
-    def _count_discarded(self, index: int, lost: np.ndarray) -> None:
+    def _count_discarded(self, index: int, experts: np.ndarray, lost: np.ndarray) -> None:
+        self.store.counters.last_discarded[index, experts] = self.store.clock
         mass = float(lost.sum())
         self.step.mass_discarded += mass
         self.counters.mass_discarded_ppb[index] += round(mass * 1e9)
@@ -283,7 +276,7 @@ class ExpertRouter:
         replaced = chosen >= 0
         self._substituted[index] = (ids.copy(), chosen)
         if replaced.any():
-            self._count_discarded(index, policy.shares(values)[replaced])
+            self._count_discarded(index, ids[replaced], policy.shares(values)[replaced])
             self.counters.substituted[index] += int(replaced.sum())
             self.step.substituted += int(replaced.sum())
             ids[...] = np.where(replaced, chosen, ids)
@@ -322,11 +315,12 @@ def matrix_at(tensor: Tensor, c_type: Any, *, rows: int = 1, columns: int = 0) -
         return np.empty((n_rows, n_columns), c_type)
     span = (n_rows - 1) * strides[0] + n_columns * strides[1]
     memory = (ctypes.c_char * span).from_address(tensor.data)
-    return np.ndarray((n_rows, n_columns), np.dtype(c_type), memory, 0, strides)
+    view: np.ndarray = np.ndarray((n_rows, n_columns), np.dtype(c_type), memory, 0, strides)
+    return view
 
 
 def weights_at(tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
-    """Routing weights as tokens by slots; the graph has them as [slots, tokens] or [1, slots, tokens]."""
+    """Routing weights as tokens by slots, from [slots, tokens] or [1, slots, tokens]."""
     tokens, slots = shape
     if (tensor.ne[0], tensor.ne[1]) == (slots, tokens):
         return matrix_at(tensor, ctypes.c_float)

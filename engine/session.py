@@ -6,9 +6,8 @@ time may use a session; only `cancel` may be called from another.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -17,6 +16,7 @@ import numpy as np
 
 from engine.chat import ChatTemplate, Message, split_reasoning
 from engine.config import AUTO, RunConfig, validate
+from engine.counters import Allocate, StoreCounters, private
 from engine.diagnostics import Diagnostics
 from engine.errors import ContextFull, InputError, TuiworkError
 from engine.ggml import llama
@@ -93,6 +93,7 @@ class Session:
         self._cancelled = False
         self._top_k_as_opened = config.routing.n_expert_used or opened.top_k
         self._batch = llama.llama_batch_init(llama.llama_n_batch(opened.context), 0, 1)
+        self._totals = StoreCounters(opened.allocate)
         self._recorder = Recorder(opened, self.model_info, self.resolved, options)
         self.last_logits: np.ndarray | None = None
         """The logits of the last decoded token, until the next decode."""
@@ -104,6 +105,7 @@ class Session:
         *,
         progress: Progress | None = None,
         options: Diagnostics | None = None,
+        allocate: Allocate = private,
     ) -> Session:
         """Open the model of `config`.
 
@@ -115,13 +117,17 @@ class Session:
         if problems:
             raise InputError("; ".join(f"{p.key}: {p.message}" for p in problems))
         config = options.adjust(config)
-        return cls(config, open_model(config, progress, poison=options.poison), options)
+        opened = open_model(config, progress, poison=options.poison, allocate=allocate)
+        return cls(config, opened, options)
 
     @property
     def model_info(self) -> ModelInfo:
         """What was opened."""
         opened, file = self._opened, self._opened.file
-        layout, top_k = file.experts, self.config.routing.n_expert_used or file.experts.n_expert_used
+        layout, top_k = (
+            file.experts,
+            self.config.routing.n_expert_used or file.experts.n_expert_used,
+        )
         return ModelInfo(
             str(file.paths[0]),
             file.name,
@@ -131,7 +137,9 @@ class Session:
             top_k,
             opened.n_ctx,
             self._vocabulary.n_tokens,
-            token_demand_bytes(opened.layers, top_k) if opened.layers else layout.token_demand_bytes,
+            token_demand_bytes(opened.layers, top_k)
+            if opened.layers
+            else layout.token_demand_bytes,
             layout.layer_demand_bytes // max(layout.n_expert_used, 1) * top_k,
             layout.expert_bytes,
             opened.dense_bytes or layout.dense_bytes,
@@ -397,10 +405,27 @@ class Session:
             raise TuiworkError(f"llama.cpp could not decode (llama_decode returned {status})")
         if opened.streams:
             hook.end()
+            self._publish()
         self._kept += tokens
         if want_logits:
             pointer = llama.llama_get_logits_ith(opened.context, -1)
             self.last_logits = np.ctypeslib.as_array(pointer, (self._vocabulary.n_tokens,))
+
+    def _publish(self) -> None:
+        """Bring the live totals up to date, once per decode."""
+        router, totals = self._opened.router, self._totals
+        assert router is not None
+        store, step = router.store, router.step
+        for name in ("io_ns", "mgmt_ns", "reads", "read_bytes"):
+            totals.totals[totals.NAMES.index(name)] += getattr(step, name)
+        totals.publish(
+            clock=store.clock,
+            hits=store.hits,
+            misses=store.misses,
+            evictions=store.evictions,
+            resident_bytes=store.resident_bytes,
+            budget_bytes=store.budget_bytes,
+        )
 
     def _fill_batch(self, tokens: list[int], want_logits: bool) -> None:
         batch, start = self._batch, len(self._kept)

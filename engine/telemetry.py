@@ -45,6 +45,9 @@ class TokenRow:
     loop_overhead_ms: float
     token_id: int
     reads: int
+    hits: int
+    misses: int
+    evictions: int
     experts_routed: int
     experts_dropped: int
     experts_substituted: int
@@ -161,6 +164,9 @@ class Metrics:
             "majflt/tok": per_token("majflt"),
             "cpu_s/tok": per_token("cpu_ms") / 1000,
             "reads": sum(row.reads for row in rows),
+            "hits": sum(row.hits for row in rows),
+            "misses": sum(row.misses for row in rows),
+            "evictions": sum(row.evictions for row in rows),
         }
 
     def write_csv(self, path: str | Path) -> None:

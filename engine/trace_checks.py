@@ -22,13 +22,19 @@ BoolArray = npt.NDArray[np.bool_]
 IDENTITY = ("turn", "phase", "step", "layer", "slot")
 """The columns that together name a row."""
 
+LIMITS = {"n_layer": 1024, "n_expert": 16384, "n_expert_used": 16384, "expert_bytes": 1 << 50}
+"""The largest values a preamble may give: far above any model, and what a replay has memory for."""
+
 
 def required_number(path: Path, key: str, value: str | None, line: int) -> int:
-    """A whole number above 0 that the preamble must have."""
+    """A whole number from 1 to the key's limit that the preamble must have."""
     if value is None:
         raise InputError(f"{path}: the preamble does not say {key}=<number>")
-    if not (value.isascii() and value.isdigit() and len(value) <= 15 and int(value) > 0):
-        raise InputError(f"{path}, line {line}: {key}={value} is not a whole number above 0")
+    limit = LIMITS[key]
+    if not (_is_whole(value) and 1 <= int(value) <= limit):
+        raise InputError(
+            f"{path}, line {line}: {key}={value}; allowed is a whole number from 1 to {limit}"
+        )
     return int(value)
 
 
@@ -36,27 +42,27 @@ def layer_sizes(table: TraceTable, n_layer: int) -> tuple[dict[int, int], dict[i
     """Bytes of one expert and of the dense weights, by layer, from the preamble's layer lines."""
     expert_bytes: dict[int, int] = {}
     dense_bytes: dict[int, int] = {}
-    seen: dict[str, int] = {}
+    seen: dict[int, int] = {}
     for number, line in enumerate(table.preamble, start=1):
         found = pairs(line)
         if "layer" not in found:
             continue
         text = found["layer"]
-        if not (text.isascii() and text.isdigit() and len(text) <= 9 and int(text) < n_layer):
+        if not (_is_whole(text) and int(text) < n_layer):
             raise InputError(
                 f"{table.path}, line {number}: layer={text}; allowed is 0 to {n_layer - 1}"
             )
-        if text in seen:
+        layer = int(text)
+        if layer in seen:
             raise InputError(
-                f"{table.path}, line {number}: layer {text} was described in line {seen[text]}"
+                f"{table.path}, line {number}: layer {layer} was described in line {seen[layer]}"
             )
-        seen[text] = number
+        seen[layer] = number
         if "expert_bytes" in found:
             size = required_number(table.path, "expert_bytes", found["expert_bytes"], number)
-            expert_bytes[int(text)] = size
-        dense = found.get("dense_bytes", "")
-        if dense.isascii() and dense.isdigit() and len(dense) <= 15:
-            dense_bytes[int(text)] = int(dense)
+            expert_bytes[layer] = size
+        if _is_whole(found.get("dense_bytes", "")):
+            dense_bytes[layer] = int(found["dense_bytes"])
     return expert_bytes, dense_bytes
 
 
@@ -72,6 +78,10 @@ def check_routings(
 def load_calls(columns: Mapping[str, IntArray]) -> IntArray:
     """Which load call each row belongs to, counted from 0; for rows in order."""
     return _numbered(_block_starts(columns) | _changes(columns["layer"]))
+
+
+def _is_whole(text: str) -> bool:
+    return text.isascii() and text.isdigit() and len(text) <= 16
 
 
 def _check_sizes(table: TraceTable, layer: IntArray, expert_bytes: Mapping[int, int]) -> None:

@@ -91,7 +91,8 @@ class TraceTable:
         for row in range(len(self.rows)):
             for name in names:
                 try:
-                    _parse(self.cell(row, name), [0])
+                    # With a second value, so that an empty cell does not count as an empty file.
+                    _parse(self.cell(row, name) + ",0", [0])
                 except ValueError:
                     return self.error(row, f"{name} is {self.cell(row, name)!r}, not a number")
         return InputError(f"{self.path}: a value is not a number")

@@ -8,6 +8,7 @@ format them between tokens, so that a layer's callback pays a few microseconds.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -42,6 +43,7 @@ WRITE_ROWS = 1 << 16
 LARGEST = (1 << 53) - 1
 """The largest whole number a trace may hold: above it a float is no longer exact."""
 
+_SPLITTING = re.compile(r"[\x00-\x20\x7f,]+")
 _ROW = np.dtype([(name, "f4" if name == "weight" else "i8") for name in ROUTE_COLUMNS])
 # Nine digits bring a float32 back exactly, so a replay decides as the engine did.
 _ROUTE_LINE = "%d,%d,%d,%d,%d,%d,%.9g,%d,%d,%d,%d\n"
@@ -191,8 +193,9 @@ class _TraceFile:
         self._path = path
         try:
             # Open from the run's start to its end, so no with block can hold it.
+            # A file's name may hold bytes that are no text; the trace shows them escaped.
             self._file: TextIO = open(  # noqa: SIM115
-                path, "w", encoding="utf-8", newline="\n"
+                path, "w", encoding="utf-8", errors="backslashreplace", newline="\n"
             )
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or str(error)
@@ -306,7 +309,7 @@ class IoTraceWriter(_TraceFile):
         `step` is that of the batch's last token in prefill. `bytes_read` counts the blocks that
         O_DIRECT reads whole, so it is more than `bytes_wanted`, or less at the end of the file.
         """
-        where = (turn, phase, step, layer, expert, projection, lane, int(speculative))
+        where = (turn, phase, step, layer, expert, _word(projection), lane, int(speculative))
         self._rows.append((*where, offset, bytes_wanted, bytes_read, latency_us))
 
     def end_step(self) -> None:
@@ -326,16 +329,20 @@ class IoTraceWriter(_TraceFile):
 
 
 def _preamble(model: TraceModel) -> list[str]:
-    # Other readers split these lines at spaces, so a value must not hold one.
     values = {"model": model.name, "arch": model.arch, "n_layer": model.n_layer}
     values |= {"n_expert": model.n_expert, "n_expert_used": model.n_expert_used}
     values |= model.extra
-    words = [f"{key}={'_'.join(str(value).split())}" for key, value in values.items()]
+    words = [f"{key}={_word(value)}" for key, value in values.items()]
     lines = ["# " + " ".join(words) + "\n"]
     for layer, size in sorted(model.expert_bytes.items()):
         dense = f" dense_bytes={model.dense_bytes[layer]}" if layer in model.dense_bytes else ""
         lines.append(f"# layer={layer} expert_bytes={size}{dense}\n")
     return lines
+
+
+def _word(value: object) -> str:
+    """A value as it may stand in a trace, which other readers split at spaces and commas."""
+    return _SPLITTING.sub("_", str(value))
 
 
 def _read_model(table: TraceTable) -> TraceModel:
@@ -350,6 +357,11 @@ def _read_model(table: TraceTable) -> TraceModel:
         key: required_number(table.path, key, values.pop(key, None), lines.get(key, 0))
         for key in ("n_layer", "n_expert", "n_expert_used")
     }
+    if shape["n_expert_used"] > shape["n_expert"]:
+        raise InputError(
+            f"{table.path}, line {lines['n_expert_used']}: "
+            f"n_expert_used={shape['n_expert_used']} of n_expert={shape['n_expert']} cannot be"
+        )
     expert_bytes, dense_bytes = layer_sizes(table, shape["n_layer"])
     return TraceModel(
         name=values.pop("model", ""),

@@ -35,7 +35,9 @@ class Vocabulary:
 
     def piece(self, token: int) -> bytes:
         """A token's bytes, which may be part of a character; control tokens are written out."""
-        length = llama.llama_token_to_piece(self._vocab, token, self._piece, len(self._piece), 0, True)
+        length = llama.llama_token_to_piece(
+            self._vocab, token, self._piece, len(self._piece), 0, True
+        )
         if length < 0:
             self._piece = ctypes.create_string_buffer(-length)
             length = llama.llama_token_to_piece(
@@ -68,7 +70,7 @@ class Vocabulary:
 
 
 class TextStream:
-    """Token bytes to text as it comes: whole characters only, held back while a stop text may begin.
+    """Token bytes to text as it comes: whole characters, held back while a stop text may begin.
 
     `push` returns the text that is certain now; `stopped` is the stop text that was met.
     """

@@ -1,0 +1,174 @@
+"""The gates: streamed output equals resident output, token for token and bit for bit.
+
+Every gate also proves that what it gates happened: misses, evictions and reads are counted. Slices
+that are not loaded hold NaN patterns (`poison`), so that using one cannot go unseen.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from engine.session import Session
+from tests import gate
+from tests.gate import EVICTING, RESIDENT, Run
+
+KINDS = (
+    "tiny",
+    "tiny-fused",
+    "tiny-biased",
+    "tiny-mixed",
+    "tiny-split",
+    "tiny-sigmoid",
+    "tiny-hybrid",
+)
+TinyModel = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def resident(tiny_model: TinyModel) -> Callable[..., Run]:
+    """The reference run of a kind, made once."""
+
+    @functools.cache
+    def reference(kind: str, chat: bool = False, top_k: int = 0) -> Run:
+        settings = RESIDENT | ({"routing.n-expert-used": top_k} if top_k else {})
+        return gate.run(tiny_model(kind), settings, chat=chat)
+
+    return reference
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_cache_off(kind: str, tiny_model: TinyModel, resident: Callable[..., Run]) -> None:
+    streamed = gate.run(tiny_model(kind), {"stream.cache-mb": 0}, poison=True)
+    gate.assert_same(streamed, resident(kind))
+    assert streamed.counts["hits"] == 0
+    assert streamed.counts["misses"] > 3 * gate.N_TOKENS
+    assert streamed.counts["reads"] > streamed.counts["misses"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_cache_that_evicts_all_the_time(
+    kind: str, tiny_model: TinyModel, resident: Callable[..., Run]
+) -> None:
+    streamed = gate.run(tiny_model(kind), EVICTING, poison=True)
+    gate.assert_same(streamed, resident(kind))
+    assert streamed.counts["evictions"] > gate.N_TOKENS
+    assert streamed.counts["reads"] > streamed.counts["misses"] > gate.N_TOKENS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_everything_loaded(kind: str, tiny_model: TinyModel, resident: Callable[..., Run]) -> None:
+    streamed = gate.run(tiny_model(kind), {"stream.cache-mb": 2000}, poison=True)
+    gate.assert_same(streamed, resident(kind))
+    assert streamed.counts["evictions"] == 0
+    assert streamed.counts["hits"] > 10 * streamed.counts["misses"] > 0
+
+
+@pytest.mark.parametrize("lanes", [1, 4, 8])
+@pytest.mark.parametrize("o_direct", [True, False])
+def test_lanes(
+    lanes: int, o_direct: bool, tiny_model: TinyModel, resident: Callable[..., Run]
+) -> None:
+    settings = EVICTING | {"stream.io-threads": lanes, "stream.o-direct": o_direct}
+    streamed = gate.run(tiny_model("tiny-mixed"), settings, poison=True)
+    gate.assert_same(streamed, resident("tiny-mixed"))
+    assert 1 <= streamed.counts["lanes_used"] <= lanes
+    assert lanes == 1 or streamed.counts["lanes_used"] > 1
+
+
+@pytest.mark.parametrize("policy", ["anon", "warm", "mmap"])
+@pytest.mark.parametrize("kind", ["tiny", "tiny-fused", "tiny-biased"])
+def test_dense_policies(
+    policy: str, kind: str, tiny_model: TinyModel, resident: Callable[..., Run]
+) -> None:
+    streamed = gate.run(tiny_model(kind), EVICTING | {"stream.dense-weights": policy}, poison=True)
+    gate.assert_same(streamed, resident(kind))
+    assert streamed.counts["evictions"] > gate.N_TOKENS
+
+
+@pytest.mark.parametrize("kind", ["tiny", "tiny-hybrid"])
+def test_turns_on_a_warm_cache(
+    kind: str, tiny_model: TinyModel, resident: Callable[..., Run]
+) -> None:
+    streamed = gate.run(tiny_model(kind), EVICTING, chat=True, poison=True)
+    gate.assert_same(streamed, resident(kind, chat=True))
+    assert streamed.counts["evictions"] > gate.N_TOKENS
+
+
+def test_a_budget_that_shrinks_and_grows_between_tokens(
+    tiny_model: TinyModel, resident: Callable[..., Run]
+) -> None:
+    seen: set[int] = set()
+
+    def between(session: Session, n: int) -> None:
+        session.set_live({"stream.cache-mb": (2, 1, 3, 0, 1)[n // 7 % 5]})
+        store = session._opened.store
+        seen.add(store.budget_bytes)
+        assert store.budget_bytes == 0 or store.resident_bytes <= store.budget_bytes
+
+    settings = {"stream.cache-mb": 2, "stream.force-cache": True}
+    streamed = gate.run(tiny_model("tiny"), settings, between=between, poison=True)
+    gate.assert_same(streamed, resident("tiny"))
+    assert len(seen) == 4
+
+
+def test_lanes_that_change_between_tokens(
+    tiny_model: TinyModel, resident: Callable[..., Run]
+) -> None:
+    def between(session: Session, n: int) -> None:
+        session.set_live({"stream.io-threads": 1 + n % 5})
+
+    streamed = gate.run(tiny_model("tiny"), EVICTING, between=between, poison=True)
+    gate.assert_same(streamed, resident("tiny"))
+    assert streamed.counts["lanes_used"] > 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_fewer_experts_live_equal_fewer_at_load(
+    kind: str, tiny_model: TinyModel, resident: Callable[..., Run]
+) -> None:
+    first = gate.PROMPTS[:1]
+    with gate.open_session(tiny_model(kind), EVICTING, poison=True) as session:
+        top_k = session.model_info.n_expert_used
+        session.set_live({"routing.n-expert-used": 2})
+        live = _logits(session, first[0])
+        counts = gate.counts_of(session)
+    with gate.open_session(tiny_model(kind), RESIDENT | {"routing.n-expert-used": 2}) as session:
+        at_load = _logits(session, first[0])
+    assert np.array_equal(live, at_load)
+    # No read is made for the slots that are left out.
+    everything = gate.run(tiny_model(kind), EVICTING, first, poison=True).counts
+    assert counts["routed"] * top_k == everything["routed"] * 2
+    assert counts["misses"] < everything["misses"]
+
+
+def _logits(session: Session, prompt: str) -> np.ndarray:
+    kept: list[np.ndarray] = []
+
+    def keep(_token: int) -> None:
+        assert session.last_logits is not None
+        kept.append(session.last_logits.copy())
+
+    session.generate(prompt, n_predict=gate.N_TOKENS, on_token=keep)
+    assert len(kept) == gate.N_TOKENS
+    return np.stack(kept)
+
+
+def test_prefill_reads_each_expert_once_per_batch_and_layer(
+    tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    trace = tmp_path / "io.csv"
+    gate.run(tiny_model("tiny"), {"stream.cache-mb": 0}, gate.PROMPTS[2:], io_trace=trace)
+    header, *rows = [row.split(",") for row in trace.read_text().splitlines() if row[0] != "#"]
+    at = {name: header.index(name) for name in header}
+    prefill = [row for row in rows if row[at["phase"]] == "0"]
+    keys = [
+        tuple(row[at[name]] for name in ("turn", "step", "layer", "expert", "projection"))
+        for row in prefill
+    ]
+    assert len({row[at["step"]] for row in prefill}) >= 3  # batches
+    assert len(keys) == len(set(keys)) > 100
