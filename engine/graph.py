@@ -9,6 +9,7 @@ it can be tested without a model.
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -17,6 +18,7 @@ from engine.errors import GraphError
 _SEES_THROUGH = {"RESHAPE", "VIEW", "CONT", "PERMUTE", "TRANSPOSE"}
 _WEIGHT_CHAIN = _SEES_THROUGH | {"DIV", "SCALE", "SOFT_MAX", "CLAMP", "MUL", "ADD", "UNARY", "CPY"}
 _AFTER_EXPERTS = _SEES_THROUGH | {"ADD_ID", "ADD"}
+_COUNTED_NAME = re.compile(r"^((node|leaf)_\d+)?( \(.*\))?$")
 _LAYER_OF_NAME = re.compile(r"^blk\.(\d+)\.")
 
 
@@ -86,6 +88,11 @@ def learn(nodes: Sequence[Node], leaves: dict[int, str]) -> GraphPlan:
                 "this architecture cannot be streamed"
             )
         routing = graph.node(node.sources[2])
+        if _COUNTED_NAME.match(routing.name):
+            raise GraphError(
+                f"the routing of {node.name} has no name of its own ({routing.name!r}), so it "
+                "cannot be recognised; this architecture cannot be streamed"
+            )
         layer = layers.get(routing.address)
         if layer is None:
             layer = layers[routing.address] = RoutedLayer(
@@ -97,8 +104,23 @@ def learn(nodes: Sequence[Node], leaves: dict[int, str]) -> GraphPlan:
         bank_names.add(bank)
     for address, layer in layers.items():
         _learn_weights(graph, address, layer)
+    _forget_ambiguous_names(nodes, list(layers.values()))
     dense = sorted({name for name in graph.used_leaves() if name not in bank_names})
     return GraphPlan(list(layers.values()), dense, len(nodes))
+
+
+def _forget_ambiguous_names(nodes: Sequence[Node], layers: Sequence[RoutedLayer]) -> None:
+    """A name that two nodes bear cannot tell which of them comes in the next graph."""
+    times = Counter(node.name for node in nodes)
+    for layer in layers:
+        if times[layer.routing] > 1:
+            raise GraphError(f"{layer.routing} names {times[layer.routing]} nodes of one graph")
+        if layer.raw_weights and times[layer.raw_weights] > 1:
+            layer.raw_weights = None
+        if layer.final_weights and times[layer.final_weights] > 1:
+            layer.final_weights = None
+        if times[layer.ranking or ""] > 1 or times[layer.probabilities or ""] > 1:
+            layer.ranking = layer.probabilities = None
 
 
 class _Graph:
@@ -148,6 +170,20 @@ class _Graph:
             node = self.node(node.sources[0])
         return node
 
+    def lowest_named(self, address: int) -> Node | None:
+        """The node that computed what is seen at `address`, or the first view of it with a name.
+
+        A name that only counts nodes (`node_38`) is another node's in another graph.
+        """
+        named = None
+        node = self.node(address)
+        while True:
+            if not _COUNTED_NAME.match(node.name):
+                named = node
+            if node.op not in _SEES_THROUGH or node.sources[0] not in self._nodes:
+                return named
+            node = self.node(node.sources[0])
+
 
 def _layer_number(bank: str, otherwise: int) -> int:
     match = _LAYER_OF_NAME.match(bank)
@@ -163,16 +199,20 @@ def _learn_weights(graph: _Graph, routing: int, layer: RoutedLayer) -> None:
     final = _weights_after(graph, users[-1], routing) or _weights_before(graph, users[0], routing)
     ranking = graph.node(routing)
     if ranking.op in _SEES_THROUGH and ranking.sources:
-        layer.ranking = graph.node(ranking.sources[0]).name
+        layer.ranking = _stable_name(graph.node(ranking.sources[0]))
     if final is None:
         return
     raw, softmax_after = _raw_weights(graph, final, routing)
     if raw is None or graph.position[final.address] > graph.position[users[0].address]:
         return
-    layer.raw_weights = raw.name
+    layer.raw_weights = _stable_name(raw)
     layer.softmax_after = softmax_after
     layer.final_weights = final.name
-    layer.probabilities = graph.below_views(raw.sources[0]).name
+    layer.probabilities = _stable_name(graph.below_views(raw.sources[0]))
+
+
+def _stable_name(node: Node) -> str | None:
+    return None if _COUNTED_NAME.match(node.name) else node.name
 
 
 def _weights_after(graph: _Graph, down: Node, routing: int) -> Node | None:
@@ -186,9 +226,8 @@ def _weights_after(graph: _Graph, down: Node, routing: int) -> Node | None:
             seen.add(user.address)
             if user.op == "MUL":
                 other = _other_source(user, node.address)
-                weights = graph.below_views(other)
-                if _raw_weights(graph, weights, routing)[0] is not None:
-                    return weights
+                if _raw_weights(graph, graph.node(other), routing)[0] is not None:
+                    return graph.lowest_named(other)
                 frontier.append(user)
             elif user.op in _AFTER_EXPERTS:
                 frontier.append(user)
@@ -201,9 +240,8 @@ def _weights_before(graph: _Graph, first: Node, routing: int) -> Node | None:
     if scaled.op != "MUL":
         return None
     for source in scaled.sources:
-        weights = graph.below_views(source)
-        if source and _raw_weights(graph, weights, routing)[0] is not None:
-            return weights
+        if source and _raw_weights(graph, graph.node(source), routing)[0] is not None:
+            return graph.lowest_named(source)
     return None
 
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from time import perf_counter_ns
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -15,6 +14,7 @@ from engine.diagnostics import Diagnostics, ForcedRoutes
 from engine.lanes import ReadOutcome
 from engine.opening import OpenModel
 from engine.residency import ExpertTag
+from engine.results import ModelInfo
 from engine.routing import Routing, StepCounters
 from engine.telemetry import MIB, UNMEASURED, Metrics, ProcessUse, TokenRow, TurnFigures
 from engine.traces import (
@@ -25,9 +25,6 @@ from engine.traces import (
     TraceModel,
     read_route_trace,
 )
-
-if TYPE_CHECKING:
-    from engine.session import ModelInfo
 
 
 class Recorder:

@@ -253,12 +253,14 @@ class ExpertCache(ExpertStore):
             touched.add(key)
             counters.last_used[index, expert] = clock
         self.hits += len(touched) - len(missing)
-        if not missing:
-            return []
         self.misses += len(missing)
         self._resident += size * len(missing)
         if self._resident > self._budget:
             self._evict_until_it_fits(keep_newest=len(touched))
+        if not missing:
+            if self._releases:
+                self._release_now()
+            return []
         reads: list[Read] = []
         for expert in missing:
             counters.state[index, expert] = READING

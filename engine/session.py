@@ -31,51 +31,13 @@ from engine.opening import (
 )
 from engine.recorder import Recorder
 from engine.residency import ExpertCache
+from engine.results import Answer, ModelInfo
 from engine.sampling import Sampler
 from engine.telemetry import MIB, Metrics
 from engine.vocabulary import TextStream, Vocabulary
 
 _ABORTED = 2
 Progress = Callable[[str, float], None]
-
-
-@dataclass(frozen=True)
-class ModelInfo:
-    """What an opened model is, for people and files. Sizes in bytes."""
-
-    path: str
-    name: str
-    arch: str
-    n_layer: int
-    n_expert: int
-    n_expert_used: int
-    ctx: int
-    n_vocab: int
-    token_demand_bytes: int
-    layer_demand_bytes: int
-    expert_bytes_total: int
-    dense_bytes: int
-    has_chat_template: bool
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What a generation gave."""
-
-    text: str
-    reasoning: str
-    tokens: list[int]
-    n_prompt: int
-    n_reused: int
-    """Prompt tokens that were in the context already."""
-    n_generated: int
-    tok_s: float | None
-    """Generated tokens per second after the first; None if there was no second."""
-    prefill_tok_s: float | None
-    stop_reason: str
-    """eos, stop, length, context or cancelled"""
-    figures: dict[str, float] = field(default_factory=dict)
-    """The summary of this turn's metrics."""
 
 
 class Session:

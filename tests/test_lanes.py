@@ -1,0 +1,133 @@
+"""I/O lanes: bytes arrive in place, and every way a disk can fail is told, with file and offset."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import mmap
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.errors import ReadError
+from engine.lanes import Lanes, Read, Release, direct_reads_work, read_range
+from engine.mapping import PAGE, ShardMapping, page_ceil
+
+SIZE = 40 * PAGE + 123
+"""Ends inside a page, as model files do."""
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[ShardMapping]:
+    path = tmp_path / "shard.bin"
+    path.write_bytes(np.random.default_rng(7).bytes(SIZE))
+    memory = mmap.mmap(-1, page_ceil(SIZE), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    yield ShardMapping.at(path, address, 0, page_ceil(SIZE), SIZE)
+
+
+@contextmanager
+def lanes_on(shard: ShardMapping, count: int = 4, o_direct: bool = True) -> Iterator[Lanes]:
+    lanes = Lanes([shard], count, o_direct=o_direct)
+    try:
+        yield lanes
+    finally:
+        lanes.close()
+
+
+@pytest.mark.parametrize("o_direct", [True, False])
+@pytest.mark.parametrize("count", [1, 3, 8])
+def test_everything_arrives_in_place(shard: ShardMapping, count: int, o_direct: bool) -> None:
+    reads = [Read(0, n * PAGE, min(n + 3, 41) * PAGE, n) for n in range(0, 41, 3)]
+    with lanes_on(shard, count, o_direct) as lanes:
+        outcomes = lanes.read_all(reads)
+    assert bytes(shard.view[:SIZE]) == shard.path.read_bytes()
+    assert sorted(outcome.read.first for outcome in outcomes) == [read.first for read in reads]
+    assert sum(outcome.nbytes for outcome in outcomes) == SIZE
+    assert lanes.counters.bytes.sum() == SIZE
+    assert lanes.counters.reads.sum() == lanes.counters.latency_counts.sum() == len(reads)
+    assert (lanes.counters.reads[count:] == 0).all()
+
+
+def test_the_count_changes_live(shard: ShardMapping) -> None:
+    with lanes_on(shard, 2) as lanes:
+        for count in (6, 1, 3):
+            lanes.set_count(count)
+            assert lanes.count == count
+            lanes.read_all([Read(0, 0, PAGE, None)] * 5)
+
+
+def test_a_failed_read_names_file_offset_what_and_errno(shard: ShardMapping) -> None:
+    os.truncate(shard.path, 10 * PAGE)
+    good, bad = Read(0, 0, PAGE, "good"), Read(0, 9 * PAGE, 12 * PAGE, "layer 3, expert 5, up")
+    with lanes_on(shard) as lanes:
+        with pytest.raises(ReadError) as failure:
+            lanes.read_all([good, bad, good])
+        message = str(failure.value)
+        assert str(shard.path) in message
+        assert "layer 3, expert 5, up" in message
+        assert f"offset {9 * PAGE}" in message
+        assert "ENODATA" in message
+        # The lanes go on working.
+        assert len(lanes.read_all([good] * 9)) == 9
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ENXIO])
+def test_errors_of_the_device(
+    shard: ShardMapping, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
+
+    with lanes_on(shard) as lanes:
+        monkeypatch.setattr(os, "preadv", broken)
+        with pytest.raises(ReadError, match=errno.errorcode[code]):
+            lanes.read_all([Read(0, 0, PAGE, None)])
+
+
+def test_release_gives_pages_back_beside_reads(shard: ShardMapping) -> None:
+    with lanes_on(shard) as lanes:
+        lanes.read_all([Read(0, 0, 4 * PAGE, None)])
+        assert len(lanes.read_all([Read(0, 8 * PAGE, 9 * PAGE, None)], [Release(0, 0, PAGE)])) == 1
+    assert bytes(shard.view[:PAGE]) == bytes(PAGE)
+    assert bytes(shard.view[PAGE : 2 * PAGE]) == shard.path.read_bytes()[PAGE : 2 * PAGE]
+
+
+@given(cuts=st.lists(st.integers(1, 3 * PAGE), min_size=1, max_size=40), first=st.integers(0, 20))
+def test_short_reads_go_on_where_they_stopped(cuts: list[int], first: int) -> None:
+    content = np.random.default_rng(3).bytes(SIZE)
+    target = bytearray(page_ceil(SIZE))
+    asked: list[int] = []
+
+    def short(_fd: int, buffers: tuple[memoryview], offset: int) -> int:
+        asked.append(offset)
+        # A device may stop anywhere, but does not stop before its first page for ever.
+        most = max(cuts[len(asked) % len(cuts)], PAGE)
+        chunk = content[offset : offset + min(most, len(buffers[0]))]
+        buffers[0][: len(chunk)] = chunk
+        return len(chunk)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "preadv", short)
+        done = read_range(0, memoryview(target), first * PAGE, page_ceil(SIZE), SIZE)
+    assert done == SIZE - first * PAGE
+    assert target[first * PAGE : SIZE] == content[first * PAGE :]
+    assert all(offset % PAGE == 0 for offset in asked)
+
+
+def test_a_device_that_gives_no_progress_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "preadv", lambda *_: 100)
+    with pytest.raises(OSError, match="gave 100 bytes and no more"):
+        read_range(0, memoryview(bytearray(4 * PAGE)), 0, 4 * PAGE, SIZE)
+
+
+def test_o_direct_is_tried_not_guessed(tmp_path: Path) -> None:
+    assert not direct_reads_work(tmp_path / "absent")
+    on_tmpfs = Path("/proc/self/status")
+    assert not direct_reads_work(on_tmpfs)

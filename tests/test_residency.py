@@ -1,0 +1,171 @@
+"""The expert cache by value: who is resident, who goes first, what memory is given back."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from engine.counters import ABSENT, RESIDENT
+from engine.lanes import Read
+from engine.mapping import PAGE, ShardMapping, page_ceil
+from engine.residency import Bank, ExpertCache, ExpertLayer, NoCache, slice_pages
+
+N_EXPERT = 6
+SLICES = (5000, 9000)
+"""Not multiples of a page, so that neighbours share pages."""
+
+
+def layers_of(n_layers: int) -> tuple[list[ExpertLayer], int]:
+    """Layers of two banks each, one behind the other from an odd offset; and their end."""
+    layers, offset = [], 777
+    for number in range(n_layers):
+        banks = []
+        for role, size in zip(("gate", "down"), SLICES, strict=True):
+            size += 100 * number
+            banks.append(Bank(f"blk.{number}.{role}", 0, offset, size, N_EXPERT))
+            offset += size * N_EXPERT + 33
+        layers.append(ExpertLayer(number, tuple(banks)))
+    return layers, offset
+
+
+@contextmanager
+def arena_of(n_layers: int) -> Iterator[tuple[list[ExpertLayer], ShardMapping]]:
+    """Layers, and own memory where their banks lie."""
+    layers, end = layers_of(n_layers)
+    # Not closed: views of it may outlive a failed assertion. It goes with its last reference.
+    memory = mmap.mmap(-1, page_ceil(end), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    yield layers, ShardMapping.at(Path("arena"), address, 0, page_ceil(end), end)
+
+
+@pytest.fixture
+def arena() -> Iterator[tuple[list[ExpertLayer], ShardMapping]]:
+    with arena_of(3) as found:
+        yield found
+
+
+Calls = list[tuple[int, list[int]]]
+calls = st.lists(
+    st.tuples(st.integers(0, 2), st.lists(st.integers(0, N_EXPERT - 1), min_size=1, max_size=9)),
+    min_size=1,
+    max_size=60,
+)
+
+
+class NaiveLru:
+    """What docs/formats.md says of a load call, word for word."""
+
+    def __init__(self, sizes: list[int], budget: int) -> None:
+        self.sizes, self.budget = sizes, budget
+        self.order: list[tuple[int, int]] = []
+
+    def load(self, layer: int, experts: list[int]) -> list[int]:
+        missed = []
+        for expert in experts:
+            key = (layer, expert)
+            if key in self.order:
+                self.order.remove(key)
+            else:
+                missed.append(expert)
+            self.order.append(key)
+        touched = {(layer, expert) for expert in experts}
+        while sum(self.sizes[a] for a, _ in self.order) > self.budget:
+            if self.order[0] in touched:
+                break
+            self.order.pop(0)
+        return missed
+
+
+@given(calls=calls, budget=st.integers(1, 300_000))
+def test_it_is_the_lru_of_the_format(calls: Calls, budget: int) -> None:
+    with arena_of(3) as (layers, shard):
+        cache = ExpertCache(layers, [shard], budget)
+        naive = NaiveLru([layer.entry_bytes for layer in layers], budget)
+        for index, experts in calls:
+            reads = cache.stage(index, experts)
+            cache.arrived(reads)
+            expected = naive.load(index, experts)
+            assert list(dict.fromkeys(read.tag.expert for read in reads)) == expected
+            present = {(i, e) for i in range(3) for e in range(N_EXPERT) if cache.is_resident(i, e)}
+            assert present == set(naive.order)
+            assert cache.resident_bytes == sum(layers[i].entry_bytes for i, _ in present)
+            states = cache.counters.state
+            assert {(int(i), int(e)) for i, e in np.argwhere(states == RESIDENT)} == present
+        looked_up = sum(len(set(experts)) for _, experts in calls)
+        assert cache.hits + cache.misses == looked_up
+
+
+@given(calls=calls, budget=st.integers(1, 200_000))
+def test_resident_bytes_are_never_given_back(calls: Calls, budget: int) -> None:
+    """Exactly the pages of resident slices are in memory, whichever neighbours come and go."""
+    with arena_of(2) as (layers, shard):
+        cache = ExpertCache(layers, [shard], budget)
+        for index, experts in calls:
+            reads = cache.stage(index % 2, experts)
+            for release in cache.take_releases():
+                shard.release(release.first, release.last)
+            for read in reads:
+                for page in range(read.first, read.last, PAGE):
+                    shard.view[page] = 1
+            needed = {
+                page
+                for i, layer in enumerate(layers)
+                for expert in range(N_EXPERT)
+                if cache.is_resident(i, expert)
+                for bank in layer.banks
+                for page in range(*slice_pages(bank, expert), PAGE)
+            }
+            held = {page for page in range(0, len(shard.view), PAGE) if shard.view[page]}
+            assert held == needed
+
+
+def test_a_shrunk_budget_holds_at_once(
+    arena: tuple[list[ExpertLayer], ShardMapping],
+) -> None:
+    layers, shard = arena
+    cache = ExpertCache(layers, [shard], 10**6)
+    cache.stage(0, [0, 1, 2])
+    cache.stage(1, [3, 4])
+    cache.set_budget(2 * layers[1].entry_bytes)
+    assert cache.resident_bytes <= cache.budget_bytes
+    assert cache.evictions == 3
+    assert [cache.is_resident(1, e) for e in (3, 4)] == [True, True]
+    assert cache.take_releases() == []
+    cache.set_budget(0)
+    assert cache.resident_bytes == 0
+
+
+def test_failed_reads_leave_no_trace(arena: tuple[list[ExpertLayer], ShardMapping]) -> None:
+    layers, shard = arena
+    cache = ExpertCache(layers, [shard], 10**6)
+    cache.stage(0, [1])
+    before = cache.resident_bytes
+    reads: list[Read] = cache.stage(0, [1, 2, 3])
+    cache.forget(0, {read.tag.expert for read in reads})  # type: ignore[attr-defined]
+    assert cache.resident_bytes == before
+    assert (cache.counters.state[0, 2:4] == ABSENT).all()
+    assert [read.tag for read in cache.stage(0, [2])]
+
+
+def test_without_a_cache_layers_share_memory(
+    arena: tuple[list[ExpertLayer], ShardMapping],
+) -> None:
+    layers, shard = arena
+    store = NoCache(layers, [shard])
+    try:
+        first, second = layers[0].banks[0], layers[1].banks[0]
+        shard.view[first.inside_first] = 7
+        assert shard.view[second.inside_first] == 7
+        assert len(store.stage(0, [4, 4, 1])) == 2 * len(layers[0].banks)
+        assert store.misses == 2
+        assert not store.is_resident(0, 4)
+    finally:
+        store.close()
