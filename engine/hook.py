@@ -61,13 +61,13 @@ class GraphCapture:
 class EvalHook:
     """The callback of one context: which nodes to stop at, and proof that none was missed.
 
-    While `capture` is set it only records what it is asked.
+    Quiet until a router is installed; while a graph is recorded it only listens.
     """
 
     def __init__(self, abort: AbortFlag) -> None:
         self._abort = abort
         self.function = llama.ggml_backend_sched_eval_callback(self._callback)
-        self.capture: GraphCapture | None = None
+        self._capture: GraphCapture | None = None
         self.error: BaseException | None = None
         self._router: ExpertRouter | None = None
         self._marks_by_name: dict[bytes, Mark] = {}
@@ -75,6 +75,11 @@ class EvalHook:
         self._n_layers = 0
         self._mul_mat_id = ggml.op_numbers()["MUL_MAT_ID"]
         self._forget_graph()
+
+    def record(self, capture: GraphCapture | None) -> None:
+        """Write the next graph's nodes down in `capture` and visit none; None: go on as usual."""
+        self._capture = capture
+        self._index = 0
 
     def install(self, router: ExpertRouter) -> None:
         """From now on, let `router` handle every routing."""
@@ -128,9 +133,9 @@ class EvalHook:
         index = self._index
         self._index = index + 1
         if index == 0:
-            if self.capture is not None:
+            if self._capture is not None:
                 self._index = 0
-                self.capture.take(address)
+                self._capture.take(address)
                 return False
             self._begin_graph()
         if self._known and index < len(self._expected) and self._expected[index] == address:

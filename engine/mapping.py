@@ -240,6 +240,9 @@ def _map_real_file(mapping: ShardMapping) -> None:
         os.close(fd)
 
 
+_STATE_SIZE = re.compile(r" (?:KV|RS) buffer size = +([0-9.]+) MiB")
+
+
 class LogCapture:
     """llama.cpp's log while it loads: kept for its error lines, silent otherwise."""
 
@@ -252,6 +255,11 @@ class LogCapture:
         self.lines.append(line)
         if self.on_line is not None:
             self.on_line(line)
+
+    def state_bytes(self) -> int | None:
+        """The memory that a new context said it took for keys, values and recurrent states."""
+        sizes = [match[1] for line in self.lines if (match := _STATE_SIZE.search(line))]
+        return round(sum(map(float, sizes)) * 2**20) if sizes else None
 
     def reason(self) -> str:
         """The last thing that llama.cpp called an error, in its words."""

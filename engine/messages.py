@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from engine.config import RunConfig
-from engine.results import Answer, ModelInfo
+from engine.results import Answer, LayerShape, ModelInfo
 from engine.telemetry import TokenRow
 
 Prompt: TypeAlias = "str | Sequence[Mapping[str, str]]"
@@ -96,17 +96,6 @@ class OpenProgress:
 
 
 @dataclass(frozen=True)
-class LayerShape:
-    """One routed layer; its place in `Opened.layers` is its row in the live counters."""
-
-    number: int
-    """The block's number in the model (dense blocks are not in the counters)."""
-    n_expert: int
-    entry_bytes: int
-    """One expert over all its banks."""
-
-
-@dataclass(frozen=True)
 class Opened:
     """The model is ready."""
 
@@ -116,7 +105,7 @@ class Opened:
     notes: tuple[str, ...]
     """What fell back and why, for people."""
     layers: tuple[LayerShape, ...]
-    """Empty where nothing is streamed."""
+    """In the order of the rows of the live counters; empty where nothing is streamed."""
     load_s: float
     kv_bytes: int | None
     """Memory of the context's keys and values; None: unknown."""
@@ -129,7 +118,7 @@ class OpenFailed:
 
     message: str
     error: str
-    """The class in engine/errors.py, or another exception's name."""
+    """The class in engine/errors.py, OpeningStopped after Cancel, or another exception's name."""
 
 
 @dataclass(frozen=True)

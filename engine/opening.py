@@ -22,7 +22,7 @@ from engine.hook import EvalHook, GraphCapture
 from engine.lanes import Lanes
 from engine.mapping import ShardMapping, capture_log, load_model
 from engine.model_file import ModelFile
-from engine.policy import ColdRule
+from engine.policy import TOP_K_THAT_WARNS, ColdRule
 from engine.residency import ExpertCache, ExpertLayer, ExpertStore, NoCache, expert_layers
 from engine.routing import ExpertRouter
 from engine.telemetry import MIB
@@ -54,6 +54,8 @@ class OpenModel:
     expert_counters: ExpertCounters | None = None
     router: ExpertRouter | None = None
     dense_bytes: int = 0
+    kv_bytes: int | None = None
+    """Memory of the context's keys, values and states; None: llama.cpp did not say."""
     load_s: float = 0.0
     notes: list[str] = field(default_factory=list)
 
@@ -84,7 +86,7 @@ class OpenModel:
         Raises GraphError where nothing routed is found.
         """
         capture = GraphCapture()
-        self.hook.capture = capture
+        self.hook.record(capture)
         self.abort.set()
         try:
             token = ctypes.c_int32(0)
@@ -93,7 +95,7 @@ class OpenModel:
             )
         finally:
             self.abort.clear()
-            self.hook.capture = None
+            self.hook.record(None)
         if status != _ABORTED:
             raise GraphError(
                 f"llama.cpp did not stop a graph when told to (it returned {status}); "
@@ -192,7 +194,10 @@ def _load(config: RunConfig, file: ModelFile, allocate: Allocate) -> OpenModel:
         model = _load_plainly(file, params)
     abort, pool = AbortFlag(), ThreadPool(n_threads)
     hook = EvalHook(abort)
-    context = _new_context(config, model, hook if config.stream.enabled else None, abort, n_threads)
+    with capture_log() as log:
+        context = _new_context(
+            config, model, hook if config.stream.enabled else None, abort, n_threads
+        )
     if not context:
         llama.llama_model_free(model)
         pool.close(None)
@@ -212,6 +217,7 @@ def _load(config: RunConfig, file: ModelFile, allocate: Allocate) -> OpenModel:
         n_threads,
         config.model.batch or LARGEST_BATCH,
         mappings=mappings,
+        kv_bytes=log.state_bytes(),
     )
 
 
@@ -298,6 +304,7 @@ def _start_streaming(opened: OpenModel, config: RunConfig, report: Progress, poi
         RoutingCounters(len(opened.layers), opened.allocate),
     )
     router.rule = cold_rule(config)
+    opened.notes += lossy_notes(router.rule, config.routing.n_expert_used or opened.top_k)
     opened.router = router
     if not config.model.batch:
         opened.batch = batch_that_fits(opened.layers, opened.top_k, budget)
@@ -315,6 +322,17 @@ def cold_rule(config: RunConfig) -> ColdRule | None:
         routing.drop_renorm,
         routing.drop_in_prefill,
     )
+
+
+def lossy_notes(rule: ColdRule | None, top_k: int) -> list[str]:
+    """What a person should know of a lossy rule on this model."""
+    if rule is None or top_k > TOP_K_THAT_WARNS:
+        return []
+    return [
+        f"lossy: with only {top_k} experts per token, drop-cold-experts = {rule.frac:g} leaves out "
+        f"experts of up to {100 * rule.threshold(top_k):.3g} % of a routing; "
+        "each of so few carries much of the answer"
+    ]
 
 
 def new_store(opened: OpenModel, budget_bytes: int, *, poison: bool = False) -> ExpertStore:

@@ -47,6 +47,7 @@ class Recorder:
         self._answer_start = 0
         self._step = 0
         self._store_before = (0, 0, 0)
+        self._traced_before = 0
         self._wall_ns = 0
         self._left_decode_ns = 0
         self._before = ProcessUse.now()
@@ -67,6 +68,8 @@ class Recorder:
         self._prefill, self._position, self._n_tokens = prefill, position, n_tokens
         if prefill:
             self._answer_start = position + n_tokens
+        if self._route_trace is not None:
+            self._traced_before = self._route_trace.buffered
         router = self._opened.router
         if router is not None:
             router.prefill = prefill
@@ -74,6 +77,13 @@ class Recorder:
             store = router.store
             store.clock += 1
             self._store_before = (store.hits, store.misses, store.evictions)
+
+    def undo_decode(self) -> None:
+        """The decode was stopped and will be repeated: what it traced and counted is void."""
+        if self._route_trace is not None:
+            self._route_trace.rewind(self._traced_before)
+        if self._opened.router is not None:
+            self._opened.router.step = StepCounters()
 
     @contextmanager
     def timed_decode(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""What a session tells about itself: the opened model, and an answer.
+"""What a session tells about itself: the opened model, its layers, and an answer.
 
 Plain values without llama.cpp, so that the app's process can hold what the engine's process sends.
 """
@@ -25,6 +25,17 @@ class ModelInfo:
     expert_bytes_total: int
     dense_bytes: int
     has_chat_template: bool
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """One routed layer. The n-th of them is row n of the live counters."""
+
+    number: int
+    """The block's number in the model (dense blocks are not in the counters)."""
+    n_expert: int
+    entry_bytes: int
+    """One expert over all its banks."""
 
 
 @dataclass(frozen=True)

@@ -106,10 +106,12 @@ class ExpertRouter:
         at_weights = self._waits_for_weights
         for index, layer in enumerate(self.plan.layers):
             yield layer.routing, Mark(Role.ROUTING, index)
-            if self.live_top_k and layer.raw_weights:
+            final = layer.final_weights if at_weights else None
+            if final:
+                yield final, Mark(Role.FINAL_WEIGHTS, index)
+            # Where the model neither normalises nor scales, both are one node.
+            if self.live_top_k and layer.raw_weights and layer.raw_weights != final:
                 yield layer.raw_weights, Mark(Role.RAW_WEIGHTS, index)
-            if at_weights and layer.final_weights:
-                yield layer.final_weights, Mark(Role.FINAL_WEIGHTS, index)
             if self._substitutes and layer.ranking and layer.probabilities:
                 yield layer.ranking, Mark(Role.RANKING, index, visit=False)
                 yield layer.probabilities, Mark(Role.PROBABILITIES, index, visit=False)
@@ -217,6 +219,9 @@ class ExpertRouter:
 
     def _on_weights(self, index: int, address: int) -> None:
         started = perf_counter_ns()
+        layer = self.plan.layers[index]
+        if self.live_top_k and layer.raw_weights == layer.final_weights:
+            self._mask_tail(index, address)
         routing = Tensor.from_address(self._addresses[Role.ROUTING, index])
         all_ids = matrix_at(routing, ctypes.c_int32)
         ids = self._used(all_ids)

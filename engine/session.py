@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine.chat import ChatTemplate, Message, split_reasoning
-from engine.config import AUTO, RunConfig, validate
+from engine.config import AUTO, SETTINGS, RunConfig, validate
 from engine.counters import Allocate, StoreCounters, private
 from engine.diagnostics import Diagnostics
 from engine.errors import ContextFull, InputError, TuiworkError
@@ -31,10 +31,12 @@ from engine.opening import (
 )
 from engine.recorder import Recorder
 from engine.residency import ExpertCache
-from engine.results import Answer, ModelInfo
+from engine.results import Answer, LayerShape, ModelInfo
 from engine.sampling import Sampler
 from engine.telemetry import MIB, Metrics
 from engine.vocabulary import TextStream, Vocabulary
+
+__all__ = ["Answer", "ModelInfo", "Progress", "Session"]
 
 _ABORTED = 2
 Progress = Callable[[str, float], None]
@@ -80,7 +82,11 @@ class Session:
             raise InputError("; ".join(f"{p.key}: {p.message}" for p in problems))
         config = options.adjust(config)
         opened = open_model(config, progress, poison=options.poison, allocate=allocate)
-        return cls(config, opened, options)
+        try:
+            return cls(config, opened, options)
+        except BaseException:
+            opened.close()
+            raise
 
     @property
     def model_info(self) -> ModelInfo:
@@ -124,6 +130,19 @@ class Session:
             changes["stream.io-threads"] = opened.lanes.count
             changes["stream.o-direct"] = opened.lanes.o_direct
         return self.config.replace(changes)
+
+    @property
+    def layers(self) -> tuple[LayerShape, ...]:
+        """The routed layers; none where nothing is streamed."""
+        return tuple(
+            LayerShape(layer.number, layer.n_expert, layer.entry_bytes)
+            for layer in self._opened.layers
+        )
+
+    @property
+    def kv_bytes(self) -> int | None:
+        """Memory of the context's keys, values and states; None: unknown."""
+        return self._opened.kv_bytes
 
     @property
     def metrics(self) -> Metrics:
@@ -179,15 +198,15 @@ class Session:
         self._cancelled = False
         tokens = self.tokenize(prompt)
         limit = self._room_for(len(tokens), n_predict or self.config.run.n_predict, fit_answer)
-        turn = _Turn(TextStream(self.config.run.stop), limit, on_text, on_token)
-        self._recorder.begin_turn(len(tokens))
         sampler = Sampler(self.config.sampling)
+        turn = _Turn(TextStream(self.config.run.stop), limit, sampler, on_text, on_token)
+        self._recorder.begin_turn(len(tokens))
         try:
             turn.n_reused = self._prefill(tokens, progress)
             if not self._cancelled:
-                self._decode_loop(turn, sampler)
+                self._decode_loop(turn)
         finally:
-            sampler.close()
+            turn.sampler.close()
             self._recorder.end_turn()
         if self._cancelled:
             turn.stop_reason = "cancelled"
@@ -205,6 +224,9 @@ class Session:
         sampling and run. Raises InputError for others (they need the model reopened) and for
         impossible values; then nothing has changed.
         """
+        unknown = [key for key in changes if key not in SETTINGS]
+        if unknown:
+            raise InputError(f"there is no setting called {unknown[0]}")
         config = self.config.replace(changes)
         problems = validate(config)
         if problems:
@@ -303,10 +325,10 @@ class Session:
         else:
             self.clear()
 
-    def _decode_loop(self, turn: _Turn, sampler: Sampler) -> None:
+    def _decode_loop(self, turn: _Turn) -> None:
         recorder = self._recorder
         while True:
-            token = self._next_token(turn, sampler)
+            token = self._next_token(turn)
             if self._vocabulary.ends_generation(token) and not self.config.run.ignore_eos:
                 turn.stop_reason = "eos"
                 break
@@ -327,11 +349,14 @@ class Session:
             recorder.end_token(token, turn.limit)
         turn.finish()
 
-    def _next_token(self, turn: _Turn, sampler: Sampler) -> int:
+    def _next_token(self, turn: _Turn) -> int:
         assert self.last_logits is not None
         if self._options.random_tokens is not None:
             return self._options.random_token(len(turn.tokens), self._vocabulary.n_tokens)
-        return sampler.choose(self._opened.context, self.last_logits)
+        if turn.sampler.part is not self.config.sampling:
+            turn.sampler.close()
+            turn.sampler = Sampler(self.config.sampling)
+        return turn.sampler.choose(self._opened.context, self.last_logits)
 
     def _decode(self, tokens: list[int], *, want_logits: bool) -> None:
         """Decode tokens behind those kept. On any failure the context is as before, or empty."""
@@ -344,6 +369,7 @@ class Session:
                 if attempt == 2:
                     raise
                 self._learn_again()
+                self._recorder.undo_decode()
             except BaseException:
                 self._restore_context()
                 raise
@@ -478,6 +504,7 @@ class _Turn:
 
     stream: TextStream
     limit: int
+    sampler: Sampler
     on_text: Callable[[str], None] | None
     on_token: Callable[[int], None] | None
     tokens: list[int] = field(default_factory=list)

@@ -258,6 +258,15 @@ class RouteTraceWriter(_TraceFile):
         rows["dropped"] = 0 if dropped is None else dropped.ravel()
         rows["substituted"] = NOT_SUBSTITUTED if substituted is None else substituted.ravel()
 
+    @property
+    def buffered(self) -> int:
+        """Rows that are not written yet."""
+        return self._count
+
+    def rewind(self, buffered: int) -> None:
+        """Take back what was added since `buffered`: that decode was stopped and is repeated."""
+        self._count = buffered
+
     def end_step(self) -> None:
         """Between tokens: write the buffered rows once there are many, in some 100 ms."""
         if self._count >= WRITE_ROWS:
