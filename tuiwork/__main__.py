@@ -1,0 +1,5 @@
+"""`python -m tuiwork` is the `tuiwork` command."""
+
+from tuiwork.cli import main
+
+main()

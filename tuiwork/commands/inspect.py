@@ -1,0 +1,170 @@
+"""`tuiwork inspect`: what a model is made of and what it needs, before anything is loaded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from tuiwork import console
+from tuiwork.settings import CommonFlags, switch
+from tuiwork.text import MIB, one_line, size, size_range
+
+if TYPE_CHECKING:
+    from engine.model_file import ModelFile
+
+
+def inspect(
+    model: Annotated[str, Parameter(help="the GGUF file; of a split model, its first part")],
+    /,
+    *,
+    json: Annotated[bool, switch("one JSON document on stdout")] = False,
+    common: CommonFlags | None = None,
+) -> int:
+    """What a model is made of: layers, experts, bytes per token, and what cache fits here."""
+    # Settings first: a mistake in them must not wait for native code.
+    config = (common or CommonFlags()).resolve(model)
+    from engine.model_file import ModelFile
+
+    facts = describe(
+        ModelFile.open(config.model.path), config.model.ctx, config.stream.cache_floor_mb
+    )
+    if json:
+        console.write_json(facts)
+    else:
+        _print(facts)
+    return 0
+
+
+def describe(file: ModelFile, ctx: int, floor_mib: int) -> dict[str, Any]:
+    """The facts of a model as `--json` has them; sizes are in bytes."""
+    from engine.machine import memory
+
+    experts = file.experts
+    ctx = ctx or int(file.arch_value("context_length", 0) or 0)
+    kv = kv_bytes(file, ctx)
+    here = memory()
+    fits = max(0, here.available_bytes - experts.dense_bytes - (kv or 0) - floor_mib * MIB)
+    return {
+        "path": file.paths[0],
+        "parts": len(file.paths),
+        "file_bytes": sum(file.sizes),
+        "arch": file.arch,
+        "name": file.name,
+        "n_layer": experts.n_layer,
+        "n_expert_layers": len(experts.entry_bytes),
+        "n_expert": experts.n_expert,
+        "n_expert_used": experts.n_expert_used,
+        "expert_bytes_total": experts.expert_bytes,
+        "expert_bytes_by_layer": experts.entry_bytes,
+        "expert_types": _expert_types(file),
+        "token_demand_bytes": experts.token_demand_bytes,
+        "layer_demand_bytes": experts.layer_demand_bytes,
+        "dense_bytes": experts.dense_bytes,
+        "ctx": ctx,
+        "ctx_trained": file.arch_value("context_length"),
+        "kv_bytes_estimate": kv,
+        "chat_template": "tokenizer.chat_template" in file.metadata,
+        "available_bytes": here.available_bytes,
+        "memory_limit_bytes": here.cgroup.limit_bytes if here.cgroup else None,
+        "cache_fits_bytes": min(fits, experts.expert_bytes),
+        "regime": regime(fits, file),
+    }
+
+
+def regime(cache_bytes: int, file: ModelFile) -> str:
+    """What a cache of this size means for this model: `dense`, `all`, `some` or `none`.
+
+    `none`: below one token's demand, where least-recently-used never hits. What share of reads
+    `some` hits depends on the routing, so no figure is given.
+    """
+    experts = file.experts
+    if not experts.entry_bytes:
+        return "dense"
+    if cache_bytes >= experts.expert_bytes:
+        return "all"
+    return "some" if cache_bytes > experts.token_demand_bytes else "none"
+
+
+def kv_bytes(file: ModelFile, ctx: int) -> int | None:
+    """An upper estimate of the KV cache at 16 bits, or None where the header does not tell.
+
+    Counts every layer as one of full attention: window and recurrent layers need less.
+    """
+    heads = file.arch_value("attention.head_count")
+    kv_heads = file.arch_value("attention.head_count_kv", heads)
+    width = file.arch_value("embedding_length")
+    if not (heads and kv_heads and width and file.experts.n_layer and ctx):
+        return None
+    n_layer = file.experts.n_layer
+    per_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * n_layer
+    default_head = int(width) // max(1, _largest(heads))
+    key = int(file.arch_value("attention.key_length", default_head))
+    value = int(file.arch_value("attention.value_length", default_head))
+    rank = file.arch_value("attention.kv_lora_rank")
+    if rank:
+        # Compressed attention keeps one row for all heads, and the rotated part beside it.
+        return int(ctx * n_layer * 2 * (rank + file.arch_value("rope.dimension_count", 0)))
+    return int(ctx * 2 * sum(per_layer) * (key + value))
+
+
+def _print(facts: dict[str, Any]) -> None:
+    per_layer = list(facts["expert_bytes_by_layer"].values())
+    parts = f" in {facts['parts']} parts" if facts["parts"] > 1 else ""
+    rows = [
+        ("model", f"{one_line(facts['name'])} ({one_line(facts['arch'])})"),
+        ("file", f"{Path(facts['path']).name}, {size(facts['file_bytes'])}{parts}"),
+        ("layers", f"{facts['n_layer']}, of which {len(per_layer)} have experts"),
+    ]
+    if per_layer:
+        rows += [
+            ("experts", f"{facts['n_expert']} per layer, {facts['n_expert_used']} used per token"),
+            ("types", ", ".join(facts["expert_types"])),
+            ("one expert", f"{size_range(per_layer)} per layer"),
+            ("all experts", size(facts["expert_bytes_total"])),
+            ("token demand", f"{size(facts['token_demand_bytes'])} of experts for one token"),
+            ("layer demand", f"{size(facts['layer_demand_bytes'])} in the widest layer"),
+        ]
+    kv = facts["kv_bytes_estimate"]
+    rows += [
+        ("dense weights", size(facts["dense_bytes"])),
+        ("KV cache", f"about {size(kv)} at {facts['ctx']} tokens" if kv else "unknown"),
+        ("chat template", "yes" if facts["chat_template"] else "no: it completes raw text"),
+        ("memory here", _memory_line(facts)),
+        ("cache that fits", _cache_line(facts)),
+    ]
+    console.table(rows)
+
+
+def _memory_line(facts: dict[str, Any]) -> str:
+    limit = facts["memory_limit_bytes"]
+    limited = f", limited to {size(limit)} by a control group" if limit else ""
+    return f"{size(facts['available_bytes'])} available{limited}"
+
+
+def _cache_line(facts: dict[str, Any]) -> str:
+    fits = size(facts["cache_fits_bytes"])
+    demand = size(facts["token_demand_bytes"])
+    return {
+        "dense": "nothing to cache: this model has no experts; run it with --no-stream",
+        "all": f"{fits}: every expert, so each is read once",
+        "some": f"{fits}: more than one token needs ({demand}), so experts used again are hits",
+        "none": f"{fits}: less than one token needs ({demand}), so every routing is a miss;\n"
+        "free memory, use a smaller model, or fewer experts (--n-expert-used, lossy)",
+    }[facts["regime"]]
+
+
+def _expert_types(file: ModelFile) -> list[str]:
+    n_expert = file.experts.n_expert
+    return sorted(
+        {
+            entry.type_name
+            for entry in file.tensors.values()
+            if n_expert > 1 and len(entry.shape) == 3 and entry.shape[2] == n_expert
+        }
+    )
+
+
+def _largest(value: Any) -> int:
+    return int(max(value)) if isinstance(value, list) else int(value)
