@@ -25,6 +25,11 @@ class Diagnostics:
     route_trace: Path | None = None
     io_trace: Path | None = None
 
+    @property
+    def observes(self) -> bool:
+        """Whether routings must be seen even where nothing is streamed."""
+        return self.force_routes is not None or self.route_trace is not None
+
     def adjust(self, config: RunConfig) -> RunConfig:
         """The configuration that these diagnostics need: a forced trace brings its own top-k."""
         if self.force_routes is None:

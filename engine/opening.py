@@ -23,7 +23,14 @@ from engine.lanes import Lanes
 from engine.mapping import ShardMapping, capture_log, load_model
 from engine.model_file import ModelFile
 from engine.policy import TOP_K_THAT_WARNS, ColdRule
-from engine.residency import ExpertCache, ExpertLayer, ExpertStore, NoCache, expert_layers
+from engine.residency import (
+    ExpertCache,
+    ExpertLayer,
+    ExpertStore,
+    MappedExperts,
+    NoCache,
+    expert_layers,
+)
 from engine.routing import ExpertRouter
 from engine.telemetry import MIB
 
@@ -62,7 +69,7 @@ class OpenModel:
     @property
     def streams(self) -> bool:
         """Whether experts are streamed; otherwise llama.cpp runs it plainly."""
-        return self.router is not None
+        return bool(self.mappings)
 
     @property
     def store(self) -> ExpertStore:
@@ -112,6 +119,8 @@ class OpenModel:
 
     def _prove_addresses(self, capture: GraphCapture, weights: dict[int, str]) -> None:
         """Every weight must lie in the mapping at its file offset (repacking would move it)."""
+        if not self.mappings:
+            return
         for address, name in weights.items():
             entry = self.file.tensors[name]
             expected = self.mappings[entry.shard].base + entry.offset
@@ -141,10 +150,12 @@ def open_model(
     progress: Progress | None = None,
     *,
     poison: bool = False,
+    observe: bool = False,
     allocate: Allocate = private,
 ) -> OpenModel:
     """Open the model that `config` names, ready for its first token.
 
+    With `observe`, routings of a model that is not streamed can be watched and forced, too.
     Raises ModelError for a file that cannot be used, InputError for settings that do not suit it,
     AbiMismatch or GraphError if this llama.cpp is not one that the engine knows.
     """
@@ -154,10 +165,12 @@ def open_model(
     file = ModelFile.open(config.model.path)
     _check_fits_model(config, file)
     report("loading", 0.0)
-    opened = _load(config, file, allocate)
+    opened = _load(config, file, allocate, hooked=config.stream.enabled or observe)
     try:
         if config.stream.enabled:
             _start_streaming(opened, config, report, poison)
+        elif observe:
+            _start_observing(opened)
         opened.load_s = perf_counter() - started
         return opened
     except BaseException:
@@ -180,7 +193,9 @@ def _check_fits_model(config: RunConfig, file: ModelFile) -> None:
         )
 
 
-def _load(config: RunConfig, file: ModelFile, allocate: Allocate) -> OpenModel:
+def _load(
+    config: RunConfig, file: ModelFile, allocate: Allocate, *, hooked: bool
+) -> OpenModel:
     n_threads = default_threads() if config.model.threads == AUTO else int(config.model.threads)
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
@@ -196,7 +211,7 @@ def _load(config: RunConfig, file: ModelFile, allocate: Allocate) -> OpenModel:
     hook = EvalHook(abort)
     with capture_log() as log:
         context = _new_context(
-            config, model, hook if config.stream.enabled else None, abort, n_threads
+            config, model, hook if hooked else None, abort, n_threads
         )
     if not context:
         llama.llama_model_free(model)
@@ -309,6 +324,18 @@ def _start_streaming(opened: OpenModel, config: RunConfig, report: Progress, poi
     if not config.model.batch:
         opened.batch = batch_that_fits(opened.layers, opened.top_k, budget)
     opened.hook.install(router)
+
+
+def _start_observing(opened: OpenModel) -> None:
+    opened.learn_graph()
+    assert opened.plan is not None
+    opened.router = ExpertRouter(
+        opened.plan,
+        MappedExperts(opened.layers, []),
+        Lanes([], 1),
+        RoutingCounters(len(opened.layers), opened.allocate),
+    )
+    opened.hook.install(opened.router)
 
 
 def cold_rule(config: RunConfig) -> ColdRule | None:

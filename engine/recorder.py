@@ -178,7 +178,7 @@ class Recorder:
     def _hit_pct(self) -> float:
         router = self._opened.router
         if router is None or router.store.budget_bytes == 0:
-            return UNMEASURED
+            return UNMEASURED  # no cache
         looked_up = router.store.hits + router.store.misses
         return 100 * router.store.hits / looked_up if looked_up else UNMEASURED
 

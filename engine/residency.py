@@ -304,6 +304,30 @@ class ExpertCache(ExpertStore):
             self.mappings[release.shard].release(release.first, release.last)
 
 
+class MappedExperts(ExpertStore):
+    """Nothing is streamed: llama.cpp's own mapping holds the experts, and the kernel decides.
+
+    Lets a plain run be observed, or fed recorded routings, through the same router.
+    """
+
+    @property
+    def budget_bytes(self) -> int:
+        return 0
+
+    @property
+    def resident_bytes(self) -> int:
+        return 0
+
+    def stage(self, index: int, experts: Sequence[int]) -> list[Read]:
+        return []
+
+    def is_resident(self, index: int, expert: int) -> bool:
+        return True
+
+    def forget(self, index: int, experts: Iterable[int]) -> None:
+        pass
+
+
 class NoCache(ExpertStore):
     """The cache is off: every routing is read again, into memory that all layers share.
 

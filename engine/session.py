@@ -81,7 +81,13 @@ class Session:
         if problems:
             raise InputError("; ".join(f"{p.key}: {p.message}" for p in problems))
         config = options.adjust(config)
-        opened = open_model(config, progress, poison=options.poison, allocate=allocate)
+        opened = open_model(
+            config,
+            progress,
+            poison=options.poison,
+            observe=options.observes,
+            allocate=allocate,
+        )
         try:
             return cls(config, opened, options)
         except BaseException:
@@ -125,7 +131,7 @@ class Session:
             "model.batch": opened.batch,
             "stream.overlap": "off",
         }
-        if opened.router is not None and opened.lanes is not None:
+        if opened.streams and opened.lanes is not None:
             changes["stream.cache-mb"] = opened.store.budget_bytes // MIB
             changes["stream.io-threads"] = opened.lanes.count
             changes["stream.o-direct"] = opened.lanes.o_direct
@@ -236,7 +242,7 @@ class Session:
                 raise InputError(f"{key} can only be changed by opening the model again")
         if changes.get("stream.cache-mb") == AUTO:
             raise InputError("stream.cache-mb can only be set to a number of MiB while it runs")
-        if self._opened.router is not None:
+        if self._opened.streams:
             self._apply_live(config, changes)
         self.config = config
 
@@ -391,7 +397,7 @@ class Session:
         if status != 0:
             hook.check()
             raise TuiworkError(f"llama.cpp could not decode (llama_decode returned {status})")
-        if opened.streams:
+        if opened.router is not None:
             hook.end()
             self._publish()
         self._kept += tokens

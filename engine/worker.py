@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import faulthandler
 import os
+import resource
 import signal
 import sys
 import threading
@@ -63,6 +64,7 @@ def main(commands_fd: int, events_fd: int, memory_fd: int, parent_pid: int) -> N
     """Serve the app with process id `parent_pid` until it says Close or is gone."""
     _die_with(parent_pid)
     _be_the_first_to_go()
+    _leave_no_core()
     faulthandler.enable(all_threads=False)
     # The app handles Ctrl-C; a stop comes as a command.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -88,6 +90,16 @@ def _be_the_first_to_go() -> None:
     """Out of memory, the system shall take this process and not the app or the terminal."""
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_OOM_SCORE)
+
+
+def _leave_no_core() -> None:
+    """A crash must not write gigabytes before the app hears of it.
+
+    One byte, not zero: that is what the kernel takes as "none" for a piped core, too.
+    """
+    _, most = resource.getrlimit(resource.RLIMIT_CORE)
+    limit = 1 if most == resource.RLIM_INFINITY else min(1, most)
+    resource.setrlimit(resource.RLIMIT_CORE, (limit, most))
 
 
 class OpeningStopped(TuiworkError):
