@@ -43,7 +43,7 @@ class Diagnostics:
 
 
 class ForcedRoutes:
-    """A recorded run's routings, replayed by position; repeats from its start when it ends."""
+    """A recorded run's routings and weights by position; begins again when it ends."""
 
     def __init__(self, trace: RouteTrace, n_layers: int, n_expert: int) -> None:
         model = trace.model
@@ -52,30 +52,47 @@ class ForcedRoutes:
                 f"{trace.path}: its routings ({model.n_layer} layers, {model.n_expert} experts) do "
                 f"not fit this model ({n_layers} layers, {n_expert} experts)"
             )
-        self._by_phase = {phase: self._table(trace, phase, n_layers) for phase in (PREFILL, DECODE)}
-        if len(self._by_phase[DECODE]) == 0:
+        self._tables = {phase: _tables(trace, phase, n_layers) for phase in (PREFILL, DECODE)}
+        if len(self._tables[DECODE][0]) == 0:
             raise InputError(f"{trace.path}: has no decoded token whose routings could be forced")
-
-    @staticmethod
-    def _table(trace: RouteTrace, phase: int, n_layers: int) -> np.ndarray:
-        """Ids by (step, layer, slot), for the steps that routed every layer."""
-        rows = (trace.phase == phase) & (trace.layer < n_layers)
-        top_k = trace.model.n_expert_used
-        steps, place = np.unique(
-            np.stack([trace.turn[rows], trace.step[rows]]), axis=1, return_inverse=True
-        )
-        table = np.full((steps.shape[1], n_layers, top_k), -1, np.int32)
-        table[place.ravel(), trace.layer[rows], trace.slot[rows]] = trace.expert[rows]
-        if phase == PREFILL:
-            # The last layer routes only the prompt's end; its other steps borrow the layer before.
-            missing = table < 0
-            table = np.where(missing, np.roll(table, 1, axis=1), table)
-        return table[(table >= 0).all(axis=(1, 2))]
 
     def ids(self, prefill: bool, positions: np.ndarray, index: int) -> np.ndarray:
         """Ids (tokens by slots) for positions counted from the phase's start."""
-        table = self._by_phase[PREFILL if prefill else DECODE]
-        if len(table) == 0:
-            table = self._by_phase[DECODE]
+        table = self._table(prefill)[0]
         ids: np.ndarray = table[positions % len(table), index]
         return ids
+
+    def weights(self, prefill: bool, positions: np.ndarray, index: int) -> np.ndarray | None:
+        """The recorded final weights of `ids`, or None if the trace has not all of them."""
+        table = self._table(prefill)[1]
+        if table is None:
+            return None
+        weights: np.ndarray = table[positions % len(table), index]
+        return weights
+
+    def _table(self, prefill: bool) -> tuple[np.ndarray, np.ndarray | None]:
+        recorded = self._tables[PREFILL if prefill else DECODE]
+        return recorded if len(recorded[0]) else self._tables[DECODE]
+
+
+def _tables(trace: RouteTrace, phase: int, n_layers: int) -> tuple[np.ndarray, np.ndarray | None]:
+    """Ids and weights by (step, layer, slot), for the steps that routed every layer."""
+    rows = (trace.phase == phase) & (trace.layer < n_layers)
+    steps, place = np.unique(
+        np.stack([trace.turn[rows], trace.step[rows]]), axis=1, return_inverse=True
+    )
+    at = place.ravel(), trace.layer[rows], trace.slot[rows]
+    ids = np.full((steps.shape[1], n_layers, trace.model.n_expert_used), -1, np.int32)
+    ids[at] = trace.expert[rows]
+    weights = None
+    if trace.weight is not None and np.isfinite(trace.weight[rows]).all():
+        weights = np.zeros(ids.shape, np.float32)
+        weights[at] = trace.weight[rows]
+    if phase == PREFILL:
+        # The last layer may route only the prompt's end; its other steps borrow the layer before.
+        missing = ids < 0
+        ids = np.where(missing, np.roll(ids, 1, axis=1), ids)
+        if weights is not None:
+            weights = np.where(missing, np.roll(weights, 1, axis=1), weights)
+    whole = (ids >= 0).all(axis=(1, 2))
+    return ids[whole], None if weights is None else weights[whole]

@@ -6,23 +6,22 @@ The result, `OpenModel`, owns everything native; `Session` runs tokens through i
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from engine import ggml, machine
+from engine import ggml
 from engine.config import AUTO, RunConfig
 from engine.counters import Allocate, ExpertCounters, LaneCounters, RoutingCounters, private
 from engine.dense import dense_ranges, place_dense_weights
 from engine.errors import GraphError, InputError, ModelError
 from engine.ggml import AbortFlag, ThreadPool, llama
 from engine.graph import GraphPlan, learn
-from engine.hook import EvalHook, GraphCapture
+from engine.hook import EvalHook, GraphCapture, GraphChanged
 from engine.lanes import Lanes
 from engine.mapping import ShardMapping, capture_log, load_model
 from engine.model_file import ModelFile
-from engine.policy import TOP_K_THAT_WARNS, ColdRule
 from engine.residency import (
     ExpertCache,
     ExpertLayer,
@@ -32,9 +31,15 @@ from engine.residency import (
     expert_layers,
 )
 from engine.routing import ExpertRouter
-from engine.telemetry import MIB
+from engine.sizing import (
+    LARGEST_BATCH,
+    batch_that_fits,
+    cache_budget_bytes,
+    cold_rule,
+    default_threads,
+    lossy_notes,
+)
 
-LARGEST_BATCH = 512
 _ABORTED = 2
 Progress = Callable[[str, float], None]
 
@@ -52,6 +57,8 @@ class OpenModel:
     """Where the live counters come from."""
     pool: ThreadPool
     n_threads: int
+    top_k: int
+    """Experts per token as opened."""
     batch: int
     """Prompt tokens per decode, so that a layer's experts fit the cache."""
     plan: GraphPlan | None = None
@@ -82,11 +89,6 @@ class OpenModel:
         """Tokens that the context holds."""
         return int(llama.llama_n_ctx(self.context))
 
-    @property
-    def top_k(self) -> int:
-        """Experts per token as loaded."""
-        return self.file.experts.n_expert_used
-
     def learn_graph(self) -> None:
         """Capture the graph of one token and find the experts in it.
 
@@ -116,6 +118,17 @@ class OpenModel:
             raise GraphError(f"{self.file.paths[0]}: no routed experts in its graph")
         self.layers = expert_layers(self.plan, self.file)
         self._prove_addresses(capture, weights)
+
+    def learn_again(self) -> None:
+        """After a graph that did not look as learned. Raises GraphChanged if the experts moved."""
+        assert self.router is not None
+        before = self.layers
+        self.learn_graph()
+        if self.layers != before:
+            raise GraphChanged("the model computes with other experts than it was opened with")
+        assert self.plan is not None
+        self.router.plan = self.plan
+        self.hook.install(self.router)
 
     def _prove_addresses(self, capture: GraphCapture, weights: dict[int, str]) -> None:
         """Every weight must lie in the mapping at its file offset (repacking would move it)."""
@@ -193,9 +206,7 @@ def _check_fits_model(config: RunConfig, file: ModelFile) -> None:
         )
 
 
-def _load(
-    config: RunConfig, file: ModelFile, allocate: Allocate, *, hooked: bool
-) -> OpenModel:
+def _load(config: RunConfig, file: ModelFile, allocate: Allocate, *, hooked: bool) -> OpenModel:
     n_threads = default_threads() if config.model.threads == AUTO else int(config.model.threads)
     params = llama.llama_model_default_params()
     params.n_gpu_layers = 0
@@ -210,9 +221,7 @@ def _load(
     abort, pool = AbortFlag(), ThreadPool(n_threads)
     hook = EvalHook(abort)
     with capture_log() as log:
-        context = _new_context(
-            config, model, hook if hooked else None, abort, n_threads
-        )
+        context = _new_context(config, model, hook if hooked else None, abort, n_threads)
     if not context:
         llama.llama_model_free(model)
         pool.close(None)
@@ -230,6 +239,7 @@ def _load(
         allocate,
         pool,
         n_threads,
+        config.routing.n_expert_used or file.experts.n_expert_used,
         config.model.batch or LARGEST_BATCH,
         mappings=mappings,
         kv_bytes=log.state_bytes(),
@@ -275,13 +285,6 @@ def _new_context(
     return llama.llama_init_from_model(model, params)
 
 
-def default_threads() -> int:
-    """One compute thread per physical core, no more than a container's quota allows."""
-    quota = machine.cpu_quota()
-    cores = machine.physical_cores()
-    return max(1, min(cores, round(quota))) if quota else cores
-
-
 def _start_streaming(opened: OpenModel, config: RunConfig, report: Progress, poison: bool) -> None:
     stream = config.stream
     report("learning the graph", 0.0)
@@ -319,7 +322,7 @@ def _start_streaming(opened: OpenModel, config: RunConfig, report: Progress, poi
         RoutingCounters(len(opened.layers), opened.allocate),
     )
     router.rule = cold_rule(config)
-    opened.notes += lossy_notes(router.rule, config.routing.n_expert_used or opened.top_k)
+    opened.notes += lossy_notes(router.rule, opened.top_k)
     opened.router = router
     if not config.model.batch:
         opened.batch = batch_that_fits(opened.layers, opened.top_k, budget)
@@ -338,30 +341,6 @@ def _start_observing(opened: OpenModel) -> None:
     opened.hook.install(opened.router)
 
 
-def cold_rule(config: RunConfig) -> ColdRule | None:
-    """The lossy rule that the configuration asks for, or None: lossless."""
-    routing = config.routing
-    if routing.drop_cold_experts <= 0:
-        return None
-    return ColdRule(
-        routing.drop_cold_experts,
-        routing.cold_policy == "substitute",
-        routing.drop_renorm,
-        routing.drop_in_prefill,
-    )
-
-
-def lossy_notes(rule: ColdRule | None, top_k: int) -> list[str]:
-    """What a person should know of a lossy rule on this model."""
-    if rule is None or top_k > TOP_K_THAT_WARNS:
-        return []
-    return [
-        f"lossy: with only {top_k} experts per token, drop-cold-experts = {rule.frac:g} leaves out "
-        f"experts of up to {100 * rule.threshold(top_k):.3g} % of a routing; "
-        "each of so few carries much of the answer"
-    ]
-
-
 def new_store(opened: OpenModel, budget_bytes: int, *, poison: bool = False) -> ExpertStore:
     """The expert store for a budget; 0 is no cache."""
     if budget_bytes == 0:
@@ -375,50 +354,3 @@ def new_store(opened: OpenModel, budget_bytes: int, *, poison: bool = False) -> 
         counters=opened.expert_counters,
         poison=poison,
     )
-
-
-def cache_budget_bytes(
-    config: RunConfig, layers: Sequence[ExpertLayer], top_k: int, notes: list[str]
-) -> int:
-    """The budget that `stream.cache-mb` means here and now; what was chosen goes into `notes`."""
-    all_experts = sum(layer.entry_bytes * layer.n_expert for layer in layers)
-    demand = token_demand_bytes(layers, top_k)
-    stream = config.stream
-    if stream.cache_mb != AUTO:
-        budget = int(stream.cache_mb) * MIB
-        if 0 < budget < demand:
-            notes.append(
-                f"a token of this model routes to {demand / MIB:.0f} MiB of experts, more than the "
-                f"cache of {stream.cache_mb} MiB: hits will be zero. Set stream.cache-mb to "
-                f"{-(-demand // MIB)} or more, or to 0"
-            )
-        return budget
-    available = machine.memory().available_bytes
-    budget = available - stream.cache_floor_mb * MIB
-    if stream.cache_ceil_mb:
-        budget = min(budget, stream.cache_ceil_mb * MIB)
-    budget = min(max(budget, demand), all_experts)
-    notes.append(
-        f"cache {budget // MIB} MiB of {all_experts // MIB} MiB experts: "
-        f"{available // MIB} MiB were available, {stream.cache_floor_mb} MiB are left to the system"
-    )
-    return budget
-
-
-def token_demand_bytes(layers: Sequence[ExpertLayer], top_k: int) -> int:
-    """Expert bytes that one token routes to."""
-    return sum(layer.entry_bytes * min(top_k, layer.n_expert) for layer in layers)
-
-
-def batch_that_fits(layers: Sequence[ExpertLayer], top_k: int, budget_bytes: int) -> int:
-    """The largest prefill batch whose experts of one layer fit the budget whatever it routes to.
-
-    Without a cache the layers share memory of one whole layer, so any batch fits.
-    """
-    if budget_bytes == 0:
-        return LARGEST_BATCH
-    widest = max(layers, key=lambda layer: layer.entry_bytes * layer.n_expert)
-    fitting = budget_bytes // widest.entry_bytes
-    if fitting >= widest.n_expert:
-        return LARGEST_BATCH
-    return int(max(1, min(LARGEST_BATCH, fitting // max(1, top_k))))

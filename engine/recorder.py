@@ -47,7 +47,6 @@ class Recorder:
         self._answer_start = 0
         self._step = 0
         self._store_before = (0, 0, 0)
-        self._traced_before = 0
         self._wall_ns = 0
         self._left_decode_ns = 0
         self._before = ProcessUse.now()
@@ -69,7 +68,7 @@ class Recorder:
         if prefill:
             self._answer_start = position + n_tokens
         if self._route_trace is not None:
-            self._traced_before = self._route_trace.buffered
+            self._route_trace.begin_decode()
         router = self._opened.router
         if router is not None:
             router.prefill = prefill
@@ -81,7 +80,7 @@ class Recorder:
     def undo_decode(self) -> None:
         """The decode was stopped and will be repeated: what it traced and counted is void."""
         if self._route_trace is not None:
-            self._route_trace.rewind(self._traced_before)
+            self._route_trace.undo_decode()
         if self._opened.router is not None:
             self._opened.router.step = StepCounters()
 
@@ -190,13 +189,21 @@ class Recorder:
         forced = ForcedRoutes(
             read_route_trace(options.force_routes), len(layers), layers[0].n_expert
         )
-        router.routes = self._route
+        router.routes = self
         return forced
 
-    def _route(self, index: int, ids: np.ndarray) -> np.ndarray:
+    def ids(self, index: int, n_tokens: int) -> np.ndarray:
+        """Forced experts of a routing (`routing.Routes`)."""
         assert self._routes is not None
-        start = 0 if self._prefill else self._answer_start
-        return self._routes.ids(self._prefill, self._positions(len(ids)) - start, index)
+        return self._routes.ids(self._prefill, self._phase_positions(n_tokens), index)
+
+    def weights(self, index: int, n_tokens: int) -> np.ndarray | None:
+        """Forced weights of a routing (`routing.Routes`)."""
+        assert self._routes is not None
+        return self._routes.weights(self._prefill, self._phase_positions(n_tokens), index)
+
+    def _phase_positions(self, n_rows: int) -> np.ndarray:
+        return self._positions(n_rows) - (0 if self._prefill else self._answer_start)
 
     def _positions(self, n_rows: int) -> np.ndarray:
         """The positions of a routing's rows: the last layer routes only the prompt's end."""

@@ -118,6 +118,7 @@ class ExpertStore:
         self.poison = poison
         self.n_expert = max(layer.n_expert for layer in layers)
         self.counters = counters or ExpertCounters(len(self.layers), self.n_expert)
+        self.counters.state[...] = ABSENT
         self.clock = 0
         """Tokens so far; the engine advances it."""
         self.hits = 0

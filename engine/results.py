@@ -56,3 +56,22 @@ class Answer:
     """eos, stop, length, context or cancelled"""
     figures: dict[str, float] = field(default_factory=dict)
     """The summary of this turn's metrics."""
+
+
+@dataclass(frozen=True)
+class StreamCounts:
+    """What streaming did since the model was opened. Experts count as (token, layer, slot)."""
+
+    reads: int
+    """Reads of expert slices; an expert takes one per projection."""
+    hits: int
+    misses: int
+    evictions: int
+    routed: int
+    examined: int
+    """Routed experts that a lossy rule looked at."""
+    dropped: int
+    substituted: int
+    mass_discarded: float
+    """Router's shares of what was dropped or replaced, each routing being 1."""
+    bytes: int

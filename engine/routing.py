@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -77,8 +77,14 @@ class Routing:
     """The expert that ran instead, -1 for none."""
 
 
-Routes = Callable[[int, np.ndarray], "np.ndarray | None"]
-"""Given a routed layer and its ids (tokens by slots), other ids to use, or None."""
+class Routes(Protocol):
+    """Other routings than the router's, for diagnostics. Arrays are tokens by slots."""
+
+    def ids(self, index: int, n_tokens: int) -> np.ndarray:
+        """The experts that a routed layer uses instead."""
+
+    def weights(self, index: int, n_tokens: int) -> np.ndarray | None:
+        """Their final weights, or None to keep what the model makes of them."""
 
 
 class ExpertRouter:
@@ -161,8 +167,10 @@ class ExpertRouter:
             self._stage(index, chosen, started)
             return
         ids = matrix_at(tensor, ctypes.c_int32)
-        if self.routes is not None and (forced := self.routes(index, ids)) is not None:
-            ids[...] = forced
+        if self.routes is not None:
+            ids[...] = self.routes.ids(index, len(ids))
+            # A diagnostic's own work is not the engine's.
+            started = perf_counter_ns()
         used = self._used(ids)
         self._count_routed(index, len(used), used.size)
         if self._substitutes and self._rule_applies:
@@ -225,7 +233,12 @@ class ExpertRouter:
         routing = Tensor.from_address(self._addresses[Role.ROUTING, index])
         all_ids = matrix_at(routing, ctypes.c_int32)
         ids = self._used(all_ids)
-        weights = self._used(weights_at(Tensor.from_address(address), all_ids.shape))
+        all_weights = weights_at(Tensor.from_address(address), all_ids.shape)
+        if self.routes is not None:
+            forced = self.routes.weights(index, len(all_ids))
+            if forced is not None:
+                all_weights[...] = forced
+        weights = self._used(all_weights)
         resident = self._resident(index, ids)
         asked, made = ids.copy(), weights.copy()
         dropped = self._drop(index, ids, weights, resident)

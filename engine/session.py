@@ -14,31 +14,23 @@ from typing import Any
 
 import numpy as np
 
+from engine import live_settings
 from engine.chat import ChatTemplate, Message, split_reasoning
-from engine.config import AUTO, SETTINGS, RunConfig, validate
-from engine.counters import Allocate, StoreCounters, private
+from engine.config import RunConfig, validate
+from engine.counters import Allocate, private
 from engine.diagnostics import Diagnostics
-from engine.errors import ContextFull, InputError, TuiworkError
-from engine.ggml import llama
-from engine.hook import GraphChanged
-from engine.opening import (
-    OpenModel,
-    batch_that_fits,
-    cold_rule,
-    new_store,
-    open_model,
-    token_demand_bytes,
-)
+from engine.errors import ContextFull, InputError
+from engine.opening import OpenModel, open_model
 from engine.recorder import Recorder
-from engine.residency import ExpertCache
-from engine.results import Answer, LayerShape, ModelInfo
+from engine.results import Answer, LayerShape, ModelInfo, StreamCounts
 from engine.sampling import Sampler
+from engine.sizing import token_demand_bytes
 from engine.telemetry import MIB, Metrics
+from engine.timeline import Timeline
 from engine.vocabulary import TextStream, Vocabulary
 
 __all__ = ["Answer", "ModelInfo", "Progress", "Session"]
 
-_ABORTED = 2
 Progress = Callable[[str, float], None]
 
 
@@ -52,15 +44,9 @@ class Session:
         self._options = options
         self._vocabulary = Vocabulary(opened.model)
         self._template = ChatTemplate.of_model(opened.model, self._vocabulary)
-        self._kept: list[int] = []
-        """Tokens whose keys and values are in the context."""
-        self._cancelled = False
-        self._top_k_as_opened = config.routing.n_expert_used or opened.top_k
-        self._batch = llama.llama_batch_init(llama.llama_n_batch(opened.context), 0, 1)
-        self._totals = StoreCounters(opened.allocate)
         self._recorder = Recorder(opened, self.model_info, self.resolved, options)
-        self.last_logits: np.ndarray | None = None
-        """The logits of the last decoded token, until the next decode."""
+        self._timeline = Timeline(opened, self._recorder, self._vocabulary.n_tokens)
+        self._open = True
 
     @classmethod
     def open(
@@ -158,7 +144,32 @@ class Session:
     @property
     def kept_tokens(self) -> Sequence[int]:
         """The tokens that the context holds."""
-        return self._kept
+        return self._timeline.tokens
+
+    @property
+    def last_logits(self) -> np.ndarray | None:
+        """The logits of the last decoded token, until the next decode."""
+        return self._timeline.logits
+
+    def counts(self) -> StreamCounts | None:
+        """What streaming did so far; None where nothing is streamed."""
+        router = self._opened.router
+        if router is None or not self._opened.streams:
+            return None
+        counters = router.counters
+        reads, read_bytes = self._timeline.reads_so_far
+        return StreamCounts(
+            reads=reads,
+            hits=router.store.hits,
+            misses=router.store.misses,
+            evictions=router.store.evictions,
+            routed=int(counters.routed.sum()),
+            examined=int(counters.examined.sum()),
+            dropped=int(counters.dropped.sum()),
+            substituted=int(counters.substituted.sum()),
+            mass_discarded=int(counters.mass_discarded_ppb.sum()) / 1e9,
+            bytes=read_bytes,
+        )
 
     def tokenize(self, prompt: str | Sequence[Message]) -> list[int]:
         """The tokens of a raw text, or of messages through the model's template.
@@ -201,7 +212,7 @@ class Session:
         before any work if prompt and answer do not fit, ReadError if the disk fails (the session
         stays usable).
         """
-        self._cancelled = False
+        self._timeline.cancelled = False
         tokens = self.tokenize(prompt)
         limit = self._room_for(len(tokens), n_predict or self.config.run.n_predict, fit_answer)
         sampler = Sampler(self.config.sampling)
@@ -209,19 +220,18 @@ class Session:
         self._recorder.begin_turn(len(tokens))
         try:
             turn.n_reused = self._prefill(tokens, progress)
-            if not self._cancelled:
+            if not self._timeline.cancelled:
                 self._decode_loop(turn)
         finally:
             turn.sampler.close()
             self._recorder.end_turn()
-        if self._cancelled:
+        if self._timeline.cancelled:
             turn.stop_reason = "cancelled"
         return self._answer(turn, len(tokens))
 
     def cancel(self) -> None:
         """Stop the running generation within a token. May be called from any thread."""
-        self._cancelled = True
-        self._opened.abort.set()
+        self._timeline.cancel()
 
     def set_live(self, changes: dict[str, Any]) -> None:
         """Change settings between tokens, by dotted key.
@@ -230,33 +240,21 @@ class Session:
         sampling and run. Raises InputError for others (they need the model reopened) and for
         impossible values; then nothing has changed.
         """
-        unknown = [key for key in changes if key not in SETTINGS]
-        if unknown:
-            raise InputError(f"there is no setting called {unknown[0]}")
-        config = self.config.replace(changes)
-        problems = validate(config)
-        if problems:
-            raise InputError("; ".join(f"{p.key}: {p.message}" for p in problems))
-        for key in changes:
-            if not (key in _LIVE_SETTINGS or key.startswith(("sampling.", "run."))):
-                raise InputError(f"{key} can only be changed by opening the model again")
-        if changes.get("stream.cache-mb") == AUTO:
-            raise InputError("stream.cache-mb can only be set to a number of MiB while it runs")
+        config = live_settings.changed_config(self.config, changes)
         if self._opened.streams:
-            self._apply_live(config, changes)
+            live_settings.apply(self._opened, config, changes, poison=self._options.poison)
         self.config = config
 
     def clear(self) -> None:
         """Forget the conversation; the expert cache stays warm."""
-        llama.llama_memory_clear(self._memory, True)
-        self._kept = []
+        self._timeline.clear()
 
     def close(self) -> None:
         """Free the model. The session cannot be used afterwards."""
-        if self._batch is not None:
+        if self._open:
+            self._open = False
             self._recorder.close()
-            llama.llama_batch_free(self._batch)
-            self._batch = None
+            self._timeline.close()
             self._opened.close()
 
     def __enter__(self) -> Session:
@@ -270,22 +268,6 @@ class Session:
     ) -> None:
         self.close()
 
-    def _apply_live(self, config: RunConfig, changes: dict[str, Any]) -> None:
-        opened = self._opened
-        assert opened.router is not None and opened.lanes is not None
-        if "routing.n-expert-used" in changes:
-            self._set_live_top_k(config.routing.n_expert_used)
-        if "stream.io-threads" in changes:
-            opened.lanes.set_count(config.stream.io_threads)
-        if "stream.cache-mb" in changes:
-            self._set_live_budget(int(config.stream.cache_mb))
-        opened.router.rule = cold_rule(config)
-        opened.hook.mark_nodes()
-
-    @property
-    def _memory(self) -> Any:
-        return llama.llama_get_memory(self._opened.context)
-
     def _room_for(self, n_prompt: int, wanted: int, fit_answer: bool) -> int:
         room = self._opened.n_ctx - n_prompt
         if room < 1 or (room < wanted and not fit_answer):
@@ -298,38 +280,19 @@ class Session:
 
     def _prefill(self, tokens: list[int], progress: Progress | None) -> int:
         """Bring the context to `tokens`, all decoded; return how many it held already."""
-        reused = self._reuse_prefix(tokens)
+        reused = self._timeline.reuse_prefix(tokens)
         started = perf_counter()
         position = reused
-        while position < len(tokens) and not self._cancelled:
+        while position < len(tokens) and not self._timeline.cancelled:
             chunk = tokens[position : position + self._opened.batch]
             last = position + len(chunk) == len(tokens)
             self._recorder.begin_decode(position, len(chunk), prefill=True)
-            self._decode(chunk, want_logits=last)
+            self._timeline.decode(chunk, want_logits=last)
             position += len(chunk)
             if progress is not None:
                 progress("reading the prompt", position / len(tokens))
         self._recorder.prefilled(reused, perf_counter() - started)
         return reused
-
-    def _reuse_prefix(self, tokens: list[int]) -> int:
-        """Keep what the context and the prompt begin with alike; the last token is always new."""
-        common = 0
-        for ours, theirs in zip(self._kept, tokens[:-1], strict=False):
-            if ours != theirs:
-                break
-            common += 1
-        self._cut_to(common)
-        return len(self._kept)
-
-    def _cut_to(self, length: int) -> None:
-        """Take the context back to its first `length` tokens, or empty it if it cannot be cut."""
-        if length == len(self._kept):
-            return
-        if length and llama.llama_memory_seq_rm(self._memory, 0, length, -1):
-            self._kept = self._kept[:length]
-        else:
-            self.clear()
 
     def _decode_loop(self, turn: _Turn) -> None:
         recorder = self._recorder
@@ -343,135 +306,26 @@ class Session:
                 turn.stop_reason = "stop"
                 break
             if len(turn.tokens) >= turn.limit:
-                full = len(self._kept) + 1 >= self._opened.n_ctx
+                full = len(self._timeline.tokens) + 1 >= self._opened.n_ctx
                 turn.stop_reason = "context" if full else "length"
                 break
-            if self._cancelled:
+            if self._timeline.cancelled:
                 break
-            recorder.begin_decode(len(self._kept), 1, prefill=False)
-            self._decode([token], want_logits=True)
-            if self._cancelled:
+            recorder.begin_decode(len(self._timeline.tokens), 1, prefill=False)
+            self._timeline.decode([token], want_logits=True)
+            if self._timeline.cancelled:
                 break
             recorder.end_token(token, turn.limit)
         turn.finish()
 
     def _next_token(self, turn: _Turn) -> int:
-        assert self.last_logits is not None
+        assert self._timeline.logits is not None
         if self._options.random_tokens is not None:
             return self._options.random_token(len(turn.tokens), self._vocabulary.n_tokens)
         if turn.sampler.part is not self.config.sampling:
             turn.sampler.close()
             turn.sampler = Sampler(self.config.sampling)
-        return turn.sampler.choose(self._opened.context, self.last_logits)
-
-    def _decode(self, tokens: list[int], *, want_logits: bool) -> None:
-        """Decode tokens behind those kept. On any failure the context is as before, or empty."""
-        for attempt in (1, 2):
-            try:
-                self._decode_once(tokens, want_logits)
-                return
-            except GraphChanged:
-                self._restore_context()
-                if attempt == 2:
-                    raise
-                self._learn_again()
-                self._recorder.undo_decode()
-            except BaseException:
-                self._restore_context()
-                raise
-
-    def _decode_once(self, tokens: list[int], want_logits: bool) -> None:
-        opened, hook = self._opened, self._opened.hook
-        self._fill_batch(tokens, want_logits)
-        hook.begin()
-        if not self._cancelled:
-            opened.abort.clear()
-        with self._recorder.timed_decode():
-            status = llama.llama_decode(opened.context, self._batch)
-        if status == _ABORTED:
-            opened.abort.clear()
-            hook.check()
-            if self._cancelled:
-                self._restore_context()
-                return
-        if status != 0:
-            hook.check()
-            raise TuiworkError(f"llama.cpp could not decode (llama_decode returned {status})")
-        if opened.router is not None:
-            hook.end()
-            self._publish()
-        self._kept += tokens
-        if want_logits:
-            pointer = llama.llama_get_logits_ith(opened.context, -1)
-            self.last_logits = np.ctypeslib.as_array(pointer, (self._vocabulary.n_tokens,))
-
-    def _publish(self) -> None:
-        """Bring the live totals up to date, once per decode."""
-        router, totals = self._opened.router, self._totals
-        assert router is not None
-        store, step = router.store, router.step
-        for name in ("io_ns", "mgmt_ns", "reads", "read_bytes"):
-            totals.totals[totals.NAMES.index(name)] += getattr(step, name)
-        totals.publish(
-            clock=store.clock,
-            hits=store.hits,
-            misses=store.misses,
-            evictions=store.evictions,
-            resident_bytes=store.resident_bytes,
-            budget_bytes=store.budget_bytes,
-        )
-
-    def _fill_batch(self, tokens: list[int], want_logits: bool) -> None:
-        batch, start = self._batch, len(self._kept)
-        batch.n_tokens = len(tokens)
-        for place, token in enumerate(tokens):
-            batch.token[place] = token
-            batch.pos[place] = start + place
-            batch.n_seq_id[place] = 1
-            batch.seq_id[place][0] = 0
-            batch.logits[place] = 0
-        batch.logits[len(tokens) - 1] = want_logits
-
-    def _restore_context(self) -> None:
-        """After a stopped decode: nothing behind the kept tokens may remain."""
-        if self._kept and not llama.llama_memory_seq_rm(self._memory, 0, len(self._kept), -1):
-            self.clear()
-
-    def _learn_again(self) -> None:
-        opened, router = self._opened, self._opened.router
-        assert router is not None
-        before = opened.layers
-        opened.learn_graph()
-        if opened.layers != before:
-            raise GraphChanged("the model computes with other experts than it was opened with")
-        assert opened.plan is not None
-        router.plan = opened.plan
-        opened.hook.install(router)
-
-    def _set_live_top_k(self, top_k: int) -> None:
-        router = self._opened.router
-        assert router is not None
-        most = self._top_k_as_opened
-        if top_k > most:
-            raise InputError(
-                f"routing.n-expert-used = {top_k}: the model was opened with {most} experts per "
-                "token; more need it opened again"
-            )
-        live = 0 if top_k in (0, most) else top_k
-        router.check_live_top_k(live)
-        router.live_top_k = live
-
-    def _set_live_budget(self, cache_mb: int) -> None:
-        opened, router = self._opened, self._opened.router
-        assert router is not None
-        budget = cache_mb * MIB
-        if budget and isinstance(router.store, ExpertCache):
-            router.store.set_budget(budget)
-        else:
-            router.store.close()
-            router.store = new_store(opened, budget, poison=self._options.poison)
-        if not self.config.model.batch:
-            opened.batch = batch_that_fits(opened.layers, opened.top_k, budget)
+        return turn.sampler.choose(self._opened.context, self._timeline.logits)
 
     def _answer(self, turn: _Turn, n_prompt: int) -> Answer:
         reasoning, text = split_reasoning("".join(turn.text))
@@ -490,18 +344,6 @@ class Session:
             turn.stop_reason,
             figures,
         )
-
-
-_LIVE_SETTINGS = {
-    "stream.cache-mb",
-    "stream.io-threads",
-    "stream.force-cache",
-    "routing.n-expert-used",
-    "routing.drop-cold-experts",
-    "routing.cold-policy",
-    "routing.drop-renorm",
-    "routing.drop-in-prefill",
-}
 
 
 @dataclass

@@ -178,3 +178,14 @@ def _rises(values: IntArray) -> BoolArray:
 
 def _falls(values: IntArray) -> BoolArray:
     return np.concatenate([[False], values[1:] < values[:-1]])
+
+
+def check_reads(table: TraceTable, columns: dict[str, IntArray]) -> None:
+    """Raise InputError for a routing that was dropped and read."""
+    if "dropped" not in columns or "expert_bytes" not in columns:
+        return
+    bad = (columns["dropped"] == 1) & (columns["expert_bytes"] > 0)
+    if bad.any():
+        row = int(np.argmax(bad))
+        size = columns["expert_bytes"][row]
+        raise table.error(row, f"the routing was dropped, yet {size} bytes were read for it")

@@ -18,7 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from engine.errors import InputError, TuiworkError
-from engine.trace_checks import check_routings, layer_sizes, load_calls, required_number
+from engine.trace_checks import (
+    check_reads,
+    check_routings,
+    layer_sizes,
+    load_calls,
+    required_number,
+)
 from engine.trace_table import FloatArray, IntArray, TextArray, TraceTable, pairs, read_table
 
 PREFILL, DECODE = 0, 1
@@ -150,7 +156,7 @@ def read_route_trace(path: Path) -> RouteTrace:
     }
     necessary = {name: columns[name] for name in NECESSARY}
     check_routings(table, necessary, model.expert_bytes)
-    _check_reads(table, columns)
+    check_reads(table, columns)
     return RouteTrace(
         path=path,
         first_line=table.first_line,
@@ -223,7 +229,7 @@ class RouteTraceWriter(_TraceFile):
     def __init__(self, path: Path, model: TraceModel) -> None:
         super().__init__(path, "route_trace", model, ROUTE_COLUMNS)
         self._rows = np.empty(4096, dtype=_ROW)
-        self._count = 0
+        self._count = self._decode_start = 0
 
     def add(
         self,
@@ -258,14 +264,13 @@ class RouteTraceWriter(_TraceFile):
         rows["dropped"] = 0 if dropped is None else dropped.ravel()
         rows["substituted"] = NOT_SUBSTITUTED if substituted is None else substituted.ravel()
 
-    @property
-    def buffered(self) -> int:
-        """Rows that are not written yet."""
-        return self._count
+    def begin_decode(self) -> None:
+        """Remember where a decode's rows begin."""
+        self._decode_start = self._count
 
-    def rewind(self, buffered: int) -> None:
-        """Take back what was added since `buffered`: that decode was stopped and is repeated."""
-        self._count = buffered
+    def undo_decode(self) -> None:
+        """Take the decode's rows back: it was stopped, and is repeated."""
+        self._count = self._decode_start
 
     def end_step(self) -> None:
         """Between tokens: write the buffered rows once there are many, in some 100 ms."""
@@ -392,13 +397,3 @@ def _weights(table: TraceTable, weight: FloatArray | None) -> FloatArray | None:
         shown = table.cell(row, "weight")
         raise table.error(row, f"weight is {shown!r}; allowed is 0 or more, or nan: not shown")
     return weight
-
-
-def _check_reads(table: TraceTable, columns: dict[str, IntArray]) -> None:
-    if "dropped" not in columns or "expert_bytes" not in columns:
-        return
-    bad = (columns["dropped"] == 1) & (columns["expert_bytes"] > 0)
-    if bad.any():
-        row = int(np.argmax(bad))
-        size = columns["expert_bytes"][row]
-        raise table.error(row, f"the routing was dropped, yet {size} bytes were read for it")

@@ -20,7 +20,6 @@ from collections import deque
 from multiprocessing.connection import Connection
 from pathlib import Path
 from queue import SimpleQueue
-from time import perf_counter_ns
 from typing import TYPE_CHECKING, TypeAlias
 
 from engine.config import get
@@ -120,8 +119,6 @@ class Worker:
         self._cancelled_up_to = 0
         self._in_order: SimpleQueue[tuple[int, _InOrder] | None] = SimpleQueue()
         self._between_tokens: deque[_BetweenTokens] = deque()
-        self.messaging_ns = 0
-        """Time of the session's thread that went into telling the app, over all answers."""
 
     # The thread that waits for commands.
 
@@ -242,15 +239,8 @@ class Worker:
             self._serve_between_tokens()
 
         def on_token(_token: int) -> None:
-            started = perf_counter_ns()
             between_tokens()
             self._outbox.notice_rows()
-            self.messaging_ns += perf_counter_ns() - started
-
-        def on_text(piece: str) -> None:
-            started = perf_counter_ns()
-            self._outbox.text(piece)
-            self.messaging_ns += perf_counter_ns() - started
 
         def progress(stage: str, fraction: float) -> None:
             between_tokens()
@@ -260,7 +250,7 @@ class Worker:
             command.prompt,
             n_predict=command.n_predict,
             fit_answer=True,
-            on_text=on_text,
+            on_text=self._outbox.text,
             on_token=on_token,
             progress=progress,
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ class Run:
 
     tokens: list[list[int]] = field(default_factory=list)
     logits: list[list[np.ndarray]] = field(default_factory=list)
-    counts: dict[str, int] = field(default_factory=dict)
+    counts: dict[str, Any] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
 
@@ -90,23 +90,15 @@ def run(
     return result
 
 
-def counts_of(session: Session) -> dict[str, int]:
-    """What the engine counted so far; a resident run has none."""
-    router = session._opened.router
-    if router is None:
+def counts_of(session: Session) -> dict[str, Any]:
+    """What the engine counted so far; empty for a resident run."""
+    counts = session.counts()
+    if counts is None:
         return {}
-    counters, lanes = router.counters, router.lanes.counters
-    return {
-        "hits": router.store.hits,
-        "misses": router.store.misses,
-        "evictions": router.store.evictions,
-        "reads": int(lanes.reads.sum()),
-        "lanes_used": int((lanes.reads > 0).sum()),
-        "routed": int(counters.routed.sum()),
-        "examined": int(counters.examined.sum()),
-        "dropped": int(counters.dropped.sum()),
-        "substituted": int(counters.substituted.sum()),
-    }
+    router = session._opened.router
+    assert router is not None
+    lanes_used = int((router.lanes.counters.reads > 0).sum())
+    return {**asdict(counts), "lanes_used": lanes_used}
 
 
 def assert_same(got: Run, expected: Run) -> None:

@@ -6,6 +6,7 @@ import dataclasses
 from typing import TYPE_CHECKING, Any
 
 from engine.config import SETTINGS, RunConfig, get
+from engine.results import StreamCounts
 from tuiwork.text import MIB, one_line, size
 
 if TYPE_CHECKING:
@@ -101,24 +102,10 @@ def run_document(session: Session, answer: Answer) -> dict[str, Any]:
 
 def stream_counts(session: Session) -> dict[str, Any]:
     """What was looked up and read so far, prefill included; null where nothing streams."""
-    router = session._opened.router  # TODO(lead): a public Session.counts()
-    if router is None:
-        return dict.fromkeys(
-            ("reads", "hits", "misses", "evictions", "routed", "dropped", "substituted", "bytes")
-        )
-    rows, turns, store = session.metrics.rows, session.metrics.turns, router.store
-    counters = router.counters
-    return {
-        "reads": sum(row.reads for row in rows) + sum(turn.prefill_reads for turn in turns),
-        "hits": store.hits,
-        "misses": store.misses,
-        "evictions": store.evictions,
-        "routed": int(counters.routed.sum()),
-        "dropped": int(counters.dropped.sum()),
-        "substituted": int(counters.substituted.sum()),
-        "bytes": sum(row.read_bytes for row in rows)
-        + sum(turn.prefill_read_bytes for turn in turns),
-    }
+    counts = session.counts()
+    if counts is None:
+        return dict.fromkeys(field.name for field in dataclasses.fields(StreamCounts))
+    return dataclasses.asdict(counts)
 
 
 def config_document(config: RunConfig) -> dict[str, Any]:

@@ -1,0 +1,92 @@
+"""What the settings mean here and now: the cache's size, the batch, the threads, the lossy rule."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from engine import machine
+from engine.config import AUTO, RunConfig
+from engine.policy import TOP_K_THAT_WARNS, ColdRule
+from engine.residency import ExpertLayer
+from engine.telemetry import MIB
+
+LARGEST_BATCH = 512
+"""Prompt tokens per decode where memory does not limit them."""
+
+
+def default_threads() -> int:
+    """One compute thread per physical core, no more than a container's quota allows."""
+    quota = machine.cpu_quota()
+    cores = machine.physical_cores()
+    return max(1, min(cores, round(quota))) if quota else cores
+
+
+def cold_rule(config: RunConfig) -> ColdRule | None:
+    """The lossy rule that the configuration asks for, or None: lossless."""
+    routing = config.routing
+    if routing.drop_cold_experts <= 0:
+        return None
+    return ColdRule(
+        routing.drop_cold_experts,
+        routing.cold_policy == "substitute",
+        routing.drop_renorm,
+        routing.drop_in_prefill,
+    )
+
+
+def lossy_notes(rule: ColdRule | None, top_k: int) -> list[str]:
+    """What a person should know of a lossy rule on this model."""
+    if rule is None or top_k > TOP_K_THAT_WARNS:
+        return []
+    return [
+        f"lossy: with only {top_k} experts per token, drop-cold-experts = {rule.frac:g} leaves out "
+        f"experts of up to {100 * rule.threshold(top_k):.3g} % of a routing; "
+        "each of so few carries much of the answer"
+    ]
+
+
+def cache_budget_bytes(
+    config: RunConfig, layers: Sequence[ExpertLayer], top_k: int, notes: list[str]
+) -> int:
+    """The budget that `stream.cache-mb` means here and now; what was chosen goes into `notes`."""
+    all_experts = sum(layer.entry_bytes * layer.n_expert for layer in layers)
+    demand = token_demand_bytes(layers, top_k)
+    stream = config.stream
+    if stream.cache_mb != AUTO:
+        budget = int(stream.cache_mb) * MIB
+        if 0 < budget < demand:
+            notes.append(
+                f"a token of this model routes to {demand / MIB:.0f} MiB of experts, more than the "
+                f"cache of {stream.cache_mb} MiB: hits will be zero. Set stream.cache-mb to "
+                f"{-(-demand // MIB)} or more, or to 0"
+            )
+        return budget
+    available = machine.memory().available_bytes
+    budget = available - stream.cache_floor_mb * MIB
+    if stream.cache_ceil_mb:
+        budget = min(budget, stream.cache_ceil_mb * MIB)
+    budget = min(max(budget, demand), all_experts)
+    notes.append(
+        f"cache {budget // MIB} MiB of {all_experts // MIB} MiB experts: "
+        f"{available // MIB} MiB were available, {stream.cache_floor_mb} MiB are left to the system"
+    )
+    return budget
+
+
+def token_demand_bytes(layers: Sequence[ExpertLayer], top_k: int) -> int:
+    """Expert bytes that one token routes to."""
+    return sum(layer.entry_bytes * min(top_k, layer.n_expert) for layer in layers)
+
+
+def batch_that_fits(layers: Sequence[ExpertLayer], top_k: int, budget_bytes: int) -> int:
+    """The largest prefill batch whose experts of one layer fit the budget whatever it routes to.
+
+    Without a cache the layers share memory of one whole layer, so any batch fits.
+    """
+    if budget_bytes == 0:
+        return LARGEST_BATCH
+    widest = max(layers, key=lambda layer: layer.entry_bytes * layer.n_expert)
+    fitting = budget_bytes // widest.entry_bytes
+    if fitting >= widest.n_expert:
+        return LARGEST_BATCH
+    return int(max(1, min(LARGEST_BATCH, fitting // max(1, top_k))))

@@ -1,0 +1,1 @@
+"""Benchmarks: not tests. See README.md."""
