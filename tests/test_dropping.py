@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from engine import policy
+from engine.replay import replay
 from engine.replay_cache import simulate, workload
 from engine.routing import Routing
 from engine.session import Session
@@ -263,3 +264,26 @@ def test_replay_counts_what_the_engine_counted(
     replayed = simulate(workload(read_route_trace(path)), "lru", cache_mb)
     assert (replayed.hits, replayed.lookups) == (hits, hits + misses)
     assert misses > 0
+
+
+@pytest.mark.parametrize("frac", [0.5, 0.75, 1.0])
+def test_the_dynamic_replay_is_what_the_engine_does(
+    frac: float, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    """A recorded run, forced again with dropping: counts equal the replay's, to the last one."""
+    path = tmp_path / "routes.csv"
+    budget = {"stream.cache-mb": 2, "stream.force-cache": True, "model.batch": 512}
+    gate.run(tiny_model("tiny"), budget, PROMPT, n_tokens=100, route_trace=path)
+    forced = budget | {"routing.drop-cold-experts": frac}
+    with gate.open_session(tiny_model("tiny"), forced, poison=True, force_routes=path) as session:
+        session.generate(PROMPT[0], n_predict=100)
+        rows = session.metrics.rows
+    trace = read_route_trace(path)
+    (point,) = [p for p in replay(trace, budgets=[2]).drop_dynamic if p.frac == frac]
+    dropped = sum(row.experts_dropped for row in rows)
+    assert dropped > 0
+    assert 100 * dropped / sum(row.experts_routed for row in rows) == pytest.approx(point.drop_pct)
+    entry = trace.model.expert_bytes[0] / 2**20
+    assert sum(row.misses for row in rows) * entry / len(rows) == pytest.approx(
+        point.read_mib_per_token
+    )

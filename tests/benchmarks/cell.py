@@ -8,16 +8,17 @@ from __future__ import annotations
 import json
 import sys
 import time
-import tomllib
 from pathlib import Path
 from typing import Any
+
+import tomllib
 
 from engine.config import RunConfig
 from engine.diagnostics import Diagnostics
 from engine.session import Session
 
-PROMPT = "hello " * 6
-"""Short: the forced routes bring their own prompt, these are decode benchmarks."""
+PROMPT_TOKENS = 28
+"""As many as the recorded trace's prompt has, so that it warms the cache as it did there."""
 
 
 def main() -> None:
@@ -38,7 +39,7 @@ def main() -> None:
 
     with Session.open(RunConfig().replace(changes), options=options) as session:
         opened_s = time.perf_counter() - started
-        answer = session.generate(PROMPT, n_predict=int(n_tokens), on_token=on_token)
+        answer = session.generate(_prompt(session), n_predict=int(n_tokens), on_token=on_token)
         rows = session.metrics.rows
         print(
             json.dumps(
@@ -54,6 +55,9 @@ def main() -> None:
                     "read_bytes": [row.read_bytes for row in rows],
                     "hits": [row.hits for row in rows],
                     "misses": [row.misses for row in rows],
+                    "routed": [row.experts_routed for row in rows],
+                    "dropped": [row.experts_dropped for row in rows],
+                    "mass_discarded": [row.mass_discarded for row in rows],
                     "peak_anon_mib": max(row.rss_anon_mib for row in rows),
                     "budget_mib": rows[-1].cache_budget_mib,
                     "dense_mib": session.model_info.dense_bytes / 2**20,
@@ -61,6 +65,13 @@ def main() -> None:
                 }
             )
         )
+
+
+def _prompt(session: Session) -> str:
+    text = ""
+    while len(session.tokenize(text + "x")) <= PROMPT_TOKENS:
+        text += "x" if len(text) % 3 else " "
+    return text
 
 
 def _typed(setting: str) -> tuple[str, Any]:
