@@ -122,6 +122,7 @@ class EvalHook:
         self._index = 0
         self._visited = 0
         self._routings_asked = 0
+        self._stages_asked = 0
         self._since_mark = 0
         self._pending: Mark | None = None
         self._known = False
@@ -149,6 +150,7 @@ class EvalHook:
         self._known = bool(self._expected)
         self._visited = 0
         self._routings_asked = 0
+        self._stages_asked = 0
         self._since_mark = 0
         self._recorded, self._recorded_marks = [], []
 
@@ -189,6 +191,10 @@ class EvalHook:
         self._since_mark = next_place
         if mark.role is Role.ROUTING:
             self._routings_asked += 1
+        elif mark.index >= self._routings_asked:
+            self._fail(GraphChanged(f"a layer's weights came before its routing ({mark})"))
+        if mark.stages:
+            self._stages_asked += 1
         return True
 
     def _recheck(self, index: int) -> None:
@@ -205,8 +211,8 @@ class EvalHook:
         index = self._layer_of_experts.get(name)
         if index is None:
             self._fail(GraphChanged(f"experts are used by an unknown node, {name!r}"))
-        elif index >= self._routings_asked:
-            self._fail(GraphChanged(f"experts of {name!r} are used before their routing is known"))
+        elif index >= self._stages_asked:
+            self._fail(GraphChanged(f"experts of {name!r} are used before they are read"))
 
     def _finish_graph(self) -> None:
         if self._visited != self._n_layers:
@@ -227,7 +233,7 @@ class EvalHook:
         if mark is None or self.error is not None:
             return True
         try:
-            if mark.role is Role.ROUTING:
+            if mark.stages:
                 self._visited += 1
             assert self._router is not None
             self._router.visit(mark, address)

@@ -72,6 +72,17 @@ class CountTokens:
 
 
 @dataclass(frozen=True)
+class TraceRoutes:
+    """Write every routing from the next token on to a new file (route_trace v1); None: stop.
+
+    Answered by Tracing or TraceRefused.
+    """
+
+    request: int
+    path: str | None
+
+
+@dataclass(frozen=True)
 class Clear:
     """Forget the conversation; the expert cache stays warm. Answered by Cleared."""
 
@@ -81,7 +92,9 @@ class Close:
     """Stop what runs, free the model, end the process."""
 
 
-Command: TypeAlias = "Open | Generate | Cancel | SetLive | CountTokens | Clear | Close"
+Command: TypeAlias = (
+    "Open | Generate | Cancel | SetLive | CountTokens | TraceRoutes | Clear | Close"
+)
 
 
 # Events: engine to app.
@@ -191,6 +204,23 @@ class LiveRefused:
 
 
 @dataclass(frozen=True)
+class Tracing:
+    """Routings are written to this file from now on; None: no longer."""
+
+    request: int
+    path: str | None
+
+
+@dataclass(frozen=True)
+class TraceRefused:
+    """Tracing stayed as it was, and why."""
+
+    request: int
+    path: str | None
+    message: str
+
+
+@dataclass(frozen=True)
 class Tokens:
     """The answer to CountTokens."""
 
@@ -232,5 +262,5 @@ class EngineDied:
 
 Event: TypeAlias = (
     "OpenProgress | Opened | OpenFailed | PromptProgress | Text | TokenRows | Finished | Failed"
-    " | LiveChanged | LiveRefused | Tokens | Cleared | EngineDied"
+    " | LiveChanged | LiveRefused | Tracing | TraceRefused | Tokens | Cleared | EngineDied"
 )

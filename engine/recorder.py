@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from time import perf_counter_ns
 
 import numpy as np
 
 from engine.config import SETTINGS, RunConfig, get
 from engine.diagnostics import Diagnostics, ForcedRoutes
+from engine.errors import InputError
 from engine.lanes import ReadOutcome
 from engine.opening import OpenModel
 from engine.residency import ExpertTag
@@ -53,7 +55,11 @@ class Recorder:
         self._routes = self._forced(options)
         self._route_trace: RouteTraceWriter | None = None
         self._io_trace: IoTraceWriter | None = None
-        self._start_traces(info, options)
+        self._model = trace_model(info, opened)
+        if options.io_trace is not None and opened.streams:
+            self._trace_reads(options.io_trace)
+        if options.route_trace is not None:
+            self.trace_routes(options.route_trace)
 
     def begin_turn(self, n_prompt: int) -> None:
         """A generation starts."""
@@ -210,25 +216,27 @@ class Recorder:
         end = self._position + self._n_tokens
         return np.arange(end - n_rows, end)
 
-    def _start_traces(self, info: ModelInfo, options: Diagnostics) -> None:
+    def trace_routes(self, path: Path | None) -> None:
+        """Write every routing from the next decode on to a new file; None: stop.
+
+        Raises InputError for a file that cannot be written, or a model without routings to see.
+        """
         router = self._opened.router
-        if router is None or not (options.route_trace or options.io_trace):
-            return
-        model = TraceModel(
-            name=info.path,
-            arch=info.arch,
-            n_layer=info.n_layer,
-            n_expert=info.n_expert,
-            n_expert_used=info.n_expert_used,
-            expert_bytes={layer.number: layer.entry_bytes for layer in self._opened.layers},
-        )
-        if options.route_trace is not None:
-            self._route_trace = RouteTraceWriter(options.route_trace, model)
-            router.observer = self._on_routing
-        if options.io_trace is not None:
-            self._io_trace = IoTraceWriter(options.io_trace, model)
-            router.on_reads = self._on_reads
+        if router is None:
+            raise InputError("a model that is not streamed shows no routings to trace")
+        started = RouteTraceWriter(path, self._model) if path is not None else None
+        if self._route_trace is not None:
+            self._route_trace.close()
+        self._route_trace = started
+        router.observer = self._on_routing if started is not None else None
+        if started is not None:
+            self.metrics.preamble["route_traced"] = 1
         self._opened.hook.mark_nodes()
+
+    def _trace_reads(self, path: Path) -> None:
+        assert self._opened.router is not None
+        self._io_trace = IoTraceWriter(path, self._model)
+        self._opened.router.on_reads = self._on_reads
 
     def _on_routing(self, routing: Routing) -> None:
         assert self._route_trace is not None
@@ -271,6 +279,18 @@ class Recorder:
     @property
     def _phase(self) -> int:
         return PREFILL if self._prefill else DECODE
+
+
+def trace_model(info: ModelInfo, opened: OpenModel) -> TraceModel:
+    """What the traces say of the model."""
+    return TraceModel(
+        name=info.path,
+        arch=info.arch,
+        n_layer=info.n_layer,
+        n_expert=info.n_expert,
+        n_expert_used=info.n_expert_used,
+        expert_bytes={layer.number: layer.entry_bytes for layer in opened.layers},
+    )
 
 
 def preamble(

@@ -59,6 +59,20 @@ class Answer:
 
 
 @dataclass(frozen=True)
+class LayerCounts:
+    """What became of one layer's routed experts since the model was opened."""
+
+    layer: int
+    routed: int
+    hits: int
+    misses: int
+    dropped: int
+    substituted: int
+    mass_discarded: float
+    """Router's shares of what was dropped or replaced, each routing being 1."""
+
+
+@dataclass(frozen=True)
 class StreamCounts:
     """What streaming did since the model was opened. Experts count as (token, layer, slot)."""
 

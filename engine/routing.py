@@ -38,11 +38,14 @@ class Role(IntEnum):
 
 @dataclass(frozen=True)
 class Mark:
-    """A learned node: what it is, to which routed layer, and whether it stops the graph."""
+    """A learned node: what it is, and to which routed layer."""
 
     role: Role
     index: int
     visit: bool = True
+    """Whether the graph stops there."""
+    stages: bool = False
+    """Whether the layer's experts are read there, so that they may be used behind it."""
 
 
 @dataclass
@@ -111,10 +114,10 @@ class ExpertRouter:
         """The nodes that the present settings need, by name."""
         at_weights = self._waits_for_weights
         for index, layer in enumerate(self.plan.layers):
-            yield layer.routing, Mark(Role.ROUTING, index)
             final = layer.final_weights if at_weights else None
+            yield layer.routing, Mark(Role.ROUTING, index, stages=final is None)
             if final:
-                yield final, Mark(Role.FINAL_WEIGHTS, index)
+                yield final, Mark(Role.FINAL_WEIGHTS, index, stages=True)
             # Where the model neither normalises nor scales, both are one node.
             if self.live_top_k and layer.raw_weights and layer.raw_weights != final:
                 yield layer.raw_weights, Mark(Role.RAW_WEIGHTS, index)

@@ -7,7 +7,7 @@ time may use a session; only `cancel` may be called from another.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 from time import perf_counter
 from types import TracebackType
 from typing import Any
@@ -22,11 +22,12 @@ from engine.diagnostics import Diagnostics
 from engine.errors import ContextFull, InputError
 from engine.opening import OpenModel, open_model
 from engine.recorder import Recorder
-from engine.results import Answer, LayerShape, ModelInfo, StreamCounts
+from engine.results import Answer, LayerCounts, LayerShape, ModelInfo, StreamCounts
 from engine.sampling import Sampler
 from engine.sizing import token_demand_bytes
 from engine.telemetry import MIB, Metrics
 from engine.timeline import Timeline
+from engine.turn import Turn
 from engine.vocabulary import TextStream, Vocabulary
 
 __all__ = ["Answer", "ModelInfo", "Progress", "Session"]
@@ -171,6 +172,25 @@ class Session:
             bytes=read_bytes,
         )
 
+    def layer_counts(self) -> list[LayerCounts]:
+        """What became of routed experts, by layer; empty where nothing is streamed."""
+        router = self._opened.router
+        if router is None or not self._opened.streams:
+            return []
+        counters, experts = router.counters, router.store.counters
+        return [
+            LayerCounts(
+                layer=layer.number,
+                routed=int(counters.routed[index]),
+                hits=int(experts.hits[index].sum()),
+                misses=int(experts.misses[index].sum()),
+                dropped=int(counters.dropped[index]),
+                substituted=int(counters.substituted[index]),
+                mass_discarded=int(counters.mass_discarded_ppb[index]) / 1e9,
+            )
+            for index, layer in enumerate(self._opened.layers)
+        ]
+
     def tokenize(self, prompt: str | Sequence[Message]) -> list[int]:
         """The tokens of a raw text, or of messages through the model's template.
 
@@ -216,7 +236,7 @@ class Session:
         tokens = self.tokenize(prompt)
         limit = self._room_for(len(tokens), n_predict or self.config.run.n_predict, fit_answer)
         sampler = Sampler(self.config.sampling)
-        turn = _Turn(TextStream(self.config.run.stop), limit, sampler, on_text, on_token)
+        turn = Turn(TextStream(self.config.run.stop), limit, sampler, on_text, on_token)
         self._recorder.begin_turn(len(tokens))
         try:
             turn.n_reused = self._prefill(tokens, progress)
@@ -244,6 +264,13 @@ class Session:
         if self._opened.streams:
             live_settings.apply(self._opened, config, changes, poison=self._options.poison)
         self.config = config
+
+    def trace_routes(self, path: Path | None) -> None:
+        """Write every routing from the next decode on to a new file; None: stop.
+
+        May be called between tokens. Raises InputError for a file that cannot be written.
+        """
+        self._recorder.trace_routes(path)
 
     def clear(self) -> None:
         """Forget the conversation; the expert cache stays warm."""
@@ -294,7 +321,7 @@ class Session:
         self._recorder.prefilled(reused, perf_counter() - started)
         return reused
 
-    def _decode_loop(self, turn: _Turn) -> None:
+    def _decode_loop(self, turn: Turn) -> None:
         recorder = self._recorder
         while True:
             token = self._next_token(turn)
@@ -318,7 +345,7 @@ class Session:
             recorder.end_token(token, turn.limit)
         turn.finish()
 
-    def _next_token(self, turn: _Turn) -> int:
+    def _next_token(self, turn: Turn) -> int:
         assert self._timeline.logits is not None
         if self._options.random_tokens is not None:
             return self._options.random_token(len(turn.tokens), self._vocabulary.n_tokens)
@@ -327,7 +354,7 @@ class Session:
             turn.sampler = Sampler(self.config.sampling)
         return turn.sampler.choose(self._opened.context, self._timeline.logits)
 
-    def _answer(self, turn: _Turn, n_prompt: int) -> Answer:
+    def _answer(self, turn: Turn, n_prompt: int) -> Answer:
         reasoning, text = split_reasoning("".join(turn.text))
         figures = self._recorder.turn_summary()
         decoded, prefill_s = figures["tokens"], figures["prefill_s"]
@@ -344,33 +371,3 @@ class Session:
             turn.stop_reason,
             figures,
         )
-
-
-@dataclass
-class _Turn:
-    """One generation while it runs."""
-
-    stream: TextStream
-    limit: int
-    sampler: Sampler
-    on_text: Callable[[str], None] | None
-    on_token: Callable[[int], None] | None
-    tokens: list[int] = field(default_factory=list)
-    text: list[str] = field(default_factory=list)
-    stop_reason: str = "length"
-    n_reused: int = 0
-
-    def take(self, token: int, piece: bytes) -> None:
-        self.tokens.append(token)
-        if self.on_token is not None:
-            self.on_token(token)
-        self._say(self.stream.push(piece))
-
-    def finish(self) -> None:
-        self._say(self.stream.finish())
-
-    def _say(self, text: str) -> None:
-        if text:
-            self.text.append(text)
-            if self.on_text is not None:
-                self.on_text(text)

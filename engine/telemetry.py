@@ -159,6 +159,7 @@ class Metrics:
             "experts_routed": sum(row.experts_routed for row in rows),
             "experts_dropped": sum(row.experts_dropped for row in rows),
             "experts_substituted": sum(row.experts_substituted for row in rows),
+            "mass_discarded": sum(row.mass_discarded for row in rows),
             "stall_s/tok": per_token("stall_ms") / 1000,
             "mgmt_s/tok": per_token("mgmt_ms") / 1000,
             "majflt/tok": per_token("majflt"),

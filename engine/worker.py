@@ -44,6 +44,9 @@ from engine.messages import (
     PromptProgress,
     SetLive,
     Tokens,
+    TraceRefused,
+    TraceRoutes,
+    Tracing,
 )
 from engine.outbox import Outbox
 from engine.results import Answer
@@ -55,7 +58,7 @@ _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = "500"
 _FLUSH_PATIENCE_S = 1.0
 
-_BetweenTokens: TypeAlias = "SetLive | CountTokens"
+_BetweenTokens: TypeAlias = "SetLive | CountTokens | TraceRoutes"
 _InOrder: TypeAlias = "Open | Generate | Clear | Close"
 
 
@@ -132,7 +135,7 @@ class Worker:
             self._receive(command)
 
     def _receive(self, command: Command) -> None:
-        if isinstance(command, (SetLive, CountTokens)):
+        if isinstance(command, (SetLive, CountTokens, TraceRoutes)):
             self._between_tokens.append(command)
             self._in_order.put(None)
         elif isinstance(command, Cancel):
@@ -260,6 +263,8 @@ class Worker:
             command = self._between_tokens.popleft()
             if isinstance(command, SetLive):
                 self._set_live(command)
+            elif isinstance(command, TraceRoutes):
+                self._trace_routes(command)
             else:
                 self._count_tokens(command)
 
@@ -277,6 +282,18 @@ class Worker:
         before = {key: get(resolved, key) for key in changes}
         rows = self._rows_thrown_away + len(session.metrics.rows)
         self._outbox.put(LiveChanged(request, changes, before, session.resolved, rows))
+
+    def _trace_routes(self, command: TraceRoutes) -> None:
+        request, path = command.request, command.path
+        if self._session is None:
+            self._outbox.put(TraceRefused(request, path, "no model is open"))
+            return
+        try:
+            self._session.trace_routes(None if path is None else Path(path).expanduser())
+        except Exception as error:
+            self._outbox.put(TraceRefused(request, path, _words(error)))
+        else:
+            self._outbox.put(Tracing(request, path))
 
     def _count_tokens(self, command: CountTokens) -> None:
         session, request = self._session, command.request

@@ -24,6 +24,8 @@ from engine.messages import (
     Text,
     TokenRows,
     Tokens,
+    TraceRefused,
+    Tracing,
 )
 from engine.session import Session
 from tests.engine_app import HELLO, LONG_PROMPT, PATIENCE_S, EngineApp, config, until
@@ -333,3 +335,22 @@ def test_the_apps_side_loads_no_native_library() -> None:
         "assert 'llama_cpp' not in sys.modules"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_routings_are_traced_from_the_next_token_on(
+    app: EngineApp, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    path = tmp_path / "routes.csv"
+    app.open(tiny_model())
+    app.client.generate(HELLO, n_predict=200)
+    app.wait_for(TokenRows)
+    app.client.trace_routes(str(path))
+    assert app.wait_for(Tracing).path == str(path)
+    app.wait_for(Finished)
+    app.client.trace_routes(None)
+    app.wait_for(Tracing, since=len(app.events) - 1)
+    rows = [line for line in path.read_text().splitlines() if line[0].isdigit()]
+    # Five layers of top-4; not the whole answer, and whole tokens only.
+    assert 0 < len(rows) < 200 * 20 and len(rows) % 20 == 0
+    app.client.trace_routes("/nowhere/routes.csv")
+    assert "/nowhere/routes.csv" in app.wait_for(TraceRefused).message

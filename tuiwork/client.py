@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from engine.config import RunConfig
@@ -32,6 +33,7 @@ from engine.messages import (
     SetLive,
     Text,
     TokenRows,
+    TraceRoutes,
 )
 
 if TYPE_CHECKING:
@@ -101,7 +103,9 @@ class EngineClient:
             self._stage = "opening"
         else:
             self._start()
-        self._send(Open(config))
+        # A process that cannot even start may be dead by now; EngineDied tells of it.
+        with suppress(EngineNotRunning):
+            self._send(Open(config))
 
     def restart(self) -> None:
         """Open what was open, in a new process; one that still runs is killed first.
@@ -140,6 +144,12 @@ class EngineClient:
         """Ask for Tokens; returns the request's number. Raises EngineNotRunning."""
         request = next(self._requests)
         self._send(CountTokens(request, prompt))
+        return request
+
+    def trace_routes(self, path: str | None) -> int:
+        """Ask for a route trace from the next token on; None: stop. Raises EngineNotRunning."""
+        request = next(self._requests)
+        self._send(TraceRoutes(request, path))
         return request
 
     def clear(self) -> None:

@@ -93,6 +93,7 @@ def run_document(session: Session, answer: Answer) -> dict[str, Any]:
         "prefill_tok_s": answer.prefill_tok_s,
         "stop_reason": answer.stop_reason,
         "stream": stream_counts(session),
+        "layers": [dataclasses.asdict(counts) for counts in session.layer_counts()],
         "model": dataclasses.asdict(session.model_info),
         "config": config_document(session.resolved),
         "summary": answer.figures,
