@@ -34,7 +34,7 @@ from engine.routing import ExpertRouter
 from engine.sizing import (
     LARGEST_BATCH,
     batch_that_fits,
-    cache_budget_bytes,
+    choose_cache,
     cold_rule,
     default_threads,
     lossy_notes,
@@ -71,6 +71,8 @@ class OpenModel:
     kv_bytes: int | None = None
     """Memory of the context's keys, values and states; None: llama.cpp did not say."""
     load_s: float = 0.0
+    cache_reason: str = ""
+    """Why an automatic cache has its size."""
     notes: list[str] = field(default_factory=list)
 
     @property
@@ -311,7 +313,10 @@ def _start_streaming(opened: OpenModel, config: RunConfig, report: Progress, poi
         lambda fraction: report("reading dense weights", fraction),
     )
     opened.dense_bytes = sum(weight.nbytes for weight in weights)
-    budget = cache_budget_bytes(config, opened.layers, opened.top_k, opened.notes)
+    choice = choose_cache(config, opened.layers, opened.top_k)
+    budget, opened.cache_reason = choice.budget_bytes, choice.reason
+    if choice.warning:
+        opened.notes.append(choice.warning)
     opened.expert_counters = ExpertCounters(
         len(opened.layers), max(layer.n_expert for layer in opened.layers), opened.allocate
     )

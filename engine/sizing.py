@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from engine import machine
 from engine.config import AUTO, RunConfig
@@ -45,32 +46,46 @@ def lossy_notes(rule: ColdRule | None, top_k: int) -> list[str]:
     ]
 
 
-def cache_budget_bytes(
-    config: RunConfig, layers: Sequence[ExpertLayer], top_k: int, notes: list[str]
-) -> int:
-    """The budget that `stream.cache-mb` means here and now; what was chosen goes into `notes`."""
-    all_experts = sum(layer.entry_bytes * layer.n_expert for layer in layers)
+@dataclass(frozen=True)
+class CacheChoice:
+    """How large the cache is, and why."""
+
+    budget_bytes: int
+    reason: str
+    """In words; empty where the size was asked for."""
+    warning: str
+    """What to change about the size that was asked for; empty: nothing."""
+
+
+def choose_cache(config: RunConfig, layers: Sequence[ExpertLayer], top_k: int) -> CacheChoice:
+    """What `stream.cache-mb` means here and now."""
     demand = token_demand_bytes(layers, top_k)
     stream = config.stream
     if stream.cache_mb != AUTO:
         budget = int(stream.cache_mb) * MIB
-        if 0 < budget < demand:
-            notes.append(
-                f"a token of this model routes to {demand / MIB:.0f} MiB of experts, more than the "
-                f"cache of {stream.cache_mb} MiB: hits will be zero. Set stream.cache-mb to "
-                f"{-(-demand // MIB)} or more, or to 0"
-            )
-        return budget
+        if not 0 < budget < demand:
+            return CacheChoice(budget, "", "")
+        return CacheChoice(
+            budget,
+            "",
+            f"a token of this model routes to {demand / MIB:.0f} MiB of experts, more than the "
+            f"cache of {stream.cache_mb} MiB: hits will be zero. Set stream.cache-mb to "
+            f"{-(-demand // MIB)} or more, or to 0",
+        )
+    all_experts = sum(layer.entry_bytes * layer.n_expert for layer in layers)
     available = machine.memory().available_bytes
     budget = available - stream.cache_floor_mb * MIB
     if stream.cache_ceil_mb:
         budget = min(budget, stream.cache_ceil_mb * MIB)
-    budget = min(max(budget, demand), all_experts)
-    notes.append(
-        f"cache {budget // MIB} MiB of {all_experts // MIB} MiB experts: "
-        f"{available // MIB} MiB were available, {stream.cache_floor_mb} MiB are left to the system"
-    )
-    return budget
+    budget = max(budget, demand)
+    if budget >= all_experts:
+        return CacheChoice(all_experts, "all experts fit", "")
+    reason = f"{available // MIB} MiB available, {stream.cache_floor_mb} left to the system"
+    if budget == demand:
+        reason += ", but at least one token's demand"
+    elif budget == stream.cache_ceil_mb * MIB:
+        reason = "cache-ceil-mb"
+    return CacheChoice(budget, f"of {all_experts // MIB}: {reason}", "")
 
 
 def token_demand_bytes(layers: Sequence[ExpertLayer], top_k: int) -> int:

@@ -22,6 +22,8 @@ def chosen_line(session: Session) -> str:
     if not used.stream.enabled:
         return f"{name}, not streaming: mapped file, {common}"
     cache = f"cache {used.stream.cache_mb} MiB" if used.stream.cache_mb else "no cache"
+    if session.cache_reason:
+        cache += f" ({session.cache_reason})"
     direct = "O_DIRECT" if used.stream.o_direct else "buffered"
     lossy = lossy_words(used)
     return (
