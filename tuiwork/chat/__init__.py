@@ -1,0 +1,1 @@
+"""The conversation: what was said, kept, streamed and shown. `pane.ChatPane` is all of it."""
