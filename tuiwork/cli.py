@@ -23,14 +23,17 @@ from tuiwork.commands.profiles import profiles_app
 from tuiwork.commands.replay import replay
 from tuiwork.commands.run import run
 from tuiwork.commands.synth import synth
-from tuiwork.settings import CommonFlags
+from tuiwork.settings import CommonFlags, switch
+
+APP_PROFILE = "app"
+"""What the workbench starts from: LOSSY, as it says everywhere."""
 
 DONE, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 
 app = App(
     name="tuiwork",
     help="Run Mixture-of-Experts models bigger than memory: only the experts that a token is "
-    "routed to are read from the model's file. Without a command: chat with MODEL.",
+    "routed to are read from the model's file. Without a command: the workbench with MODEL.",
     help_format="plaintext",
     version=f"tuiwork {__version__}",
     suppress_keyboard_interrupt=False,
@@ -50,17 +53,47 @@ def chat(
     /,
     *,
     common: CommonFlags | None = None,
+    plain: Annotated[
+        bool, switch("chat in the plain terminal: no panels, and lossless by default")
+    ] = False,
+    no_history: Annotated[bool, switch("keep no conversation on disk")] = False,
 ) -> int:
-    """Chat with a model in the terminal."""
+    """Open the workbench: chat with a model and watch it stream."""
     from tuiwork.models import open_config
 
     if model is not None:
         _refuse_misspelt_command(model)
-    config = open_config(model, common or CommonFlags())
+    flags = common or CommonFlags()
+    if not plain and _has_screen():
+        return _workbench(model, flags, keep_history=not no_history)
+    config = open_config(model, flags)
     # Imported here: it loads native code, and all that could be refused before has been.
     from tuiwork.plain_chat import chat as plain_chat
 
     return plain_chat(config)
+
+
+def _has_screen() -> bool:
+    return sys.stdin.isatty() and sys.stdout.isatty() and os.environ.get("TERM") != "dumb"
+
+
+def _workbench(model: str | None, flags: CommonFlags, *, keep_history: bool) -> int:
+    from tuiwork.models import open_config
+
+    config = open_config(model, flags, base=[APP_PROFILE])
+    # Imported here: --help and mistakes need no Textual.
+    from tuiwork.app import make_app
+    from tuiwork.screens.flows import is_first_run
+
+    profiles = [Path(name).stem for name in flags.profile] or [APP_PROFILE]
+    app = make_app(
+        config,
+        profile=" + ".join(profiles),
+        keep_history=keep_history,
+        first_run=is_first_run(),
+    )
+    app.run()
+    return app.return_code or DONE
 
 
 def _refuse_misspelt_command(word: str) -> None:

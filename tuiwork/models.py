@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,18 +24,26 @@ def cache_dir() -> Path:
 
 
 def open_config(
-    model: str | None, flags: CommonFlags, more: Mapping[str, Any] | None = None
+    model: str | None,
+    flags: CommonFlags,
+    more: Mapping[str, Any] | None = None,
+    *,
+    base: Sequence[str] = (),
 ) -> RunConfig:
     """All settings of a run, with a model in them: the given one, the profile's, or the demo.
 
-    `more` are further settings by dotted key. Raises InputError.
+    `more` are further settings by dotted key; `base` are profiles that any other overrides.
+    Raises InputError.
     """
-    config = flags.resolve(model, more)
+    if model is not None and not model.strip():
+        # An unset variable of a script, more often than not: no reason to run another model.
+        raise InputError("the model's path is empty")
+    config = flags.resolve(model, more, base=base)
     if config.model.path:
         return config
     # The demo model is so small that it needs settings of its own, below all that was given.
     demo = demo_model()
-    return flags.resolve(str(demo), more, base=[DEMO_PROFILE])
+    return flags.resolve(str(demo), more, base=[*base, DEMO_PROFILE])
 
 
 def demo_model() -> Path:

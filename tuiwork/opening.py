@@ -1,0 +1,50 @@
+"""Opening a model at the terminal: a progress bar, Ctrl-C that is obeyed, last words that help."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+
+from engine import ggml
+from engine.config import RunConfig
+from engine.diagnostics import Diagnostics
+from engine.session import Session
+from tuiwork import console
+from tuiwork.interrupt import cancel_on_interrupt
+from tuiwork.progress import ProgressBar
+
+_SOURCE_FOLDER = re.compile(r"\S*/(?=[\w.-]+:\d+:)")
+"""Where llama.cpp was built: of its file names only the last part says anything."""
+
+
+def open_session(config: RunConfig, options: Diagnostics | None = None) -> Session:
+    """Open the model of `config` for one person at this terminal.
+
+    Raises what `Session.open` does, and KeyboardInterrupt for Ctrl-C.
+    """
+    path = config.model.path
+    ggml.on_abort(lambda words: _end(path, words))
+    with ProgressBar() as bar, cancel_on_interrupt(lambda: None) as interrupt:
+
+        def progress(stage: str, fraction: float) -> None:
+            # Raised here, where no native code stands in between that would swallow it.
+            if interrupt.pressed:
+                raise KeyboardInterrupt
+            bar(stage, fraction)
+
+        session = Session.open(config, progress=progress, options=options)
+    if interrupt.pressed:
+        session.close()
+        raise KeyboardInterrupt
+    return session
+
+
+def _end(path: str, words: str) -> None:
+    """Say why native code gives up, and end: it would abort the process otherwise."""
+    console.note(
+        f"tuiwork: {path}: llama.cpp cannot go on: {_SOURCE_FOLDER.sub('', words)}. Probably the "
+        "file is damaged, or made for another version: download or copy it again"
+    )
+    sys.stderr.flush()
+    os._exit(1)
