@@ -23,26 +23,50 @@ class ChatTemplate:
     """The chat template in a model's file."""
 
     def __init__(self, source: str, vocabulary: Vocabulary) -> None:
-        self._formatter = Jinja2ChatFormatter(
-            template=source, eos_token=vocabulary.eos_text, bos_token=vocabulary.bos_text
-        )
+        """Raises InputError for a template that is not one."""
+        try:
+            self._formatter = Jinja2ChatFormatter(
+                template=source, eos_token=vocabulary.eos_text, bos_token=vocabulary.bos_text
+            )
+        except Exception as error:
+            # A template is a program in somebody's file: nesting, for one, can exhaust the parser.
+            raise InputError(f"the model's chat template is broken: {_reason(error)}") from None
 
     @classmethod
     def of_model(cls, model: Any, vocabulary: Vocabulary) -> ChatTemplate | None:
-        """The model's template, or None if its file has none."""
+        """The model's template, or None if its file has none. Raises InputError if it is broken."""
         source = llama.llama_model_chat_template(model, None)
         return cls(source.decode("utf-8", errors="replace"), vocabulary) if source else None
 
     def prompt(self, messages: Sequence[Message]) -> str:
         """The text that makes the model answer the last message.
 
-        Raises InputError with the template's own words if it refuses the messages.
+        A last message of the assistant's own is an answer to go on with: nothing ends it. Raises
+        InputError with the template's own words if it refuses the messages.
         """
+        begun = messages[-1]["content"] if messages and messages[-1]["role"] == "assistant" else ""
+        plain: Any = [dict(message) for message in (messages[:-1] if begun else messages)]
         try:
-            plain: Any = [dict(message) for message in messages]
-            return self._formatter(messages=plain).prompt
-        except (jinja2.TemplateError, TypeError, ValueError) as error:
-            raise InputError(f"the model's chat template refuses these messages: {error}") from None
+            text = self._formatter(messages=plain).prompt
+        except Exception as error:
+            # Whatever a program in somebody's file may raise, from its own refusal to recursion.
+            raise InputError(
+                f"the model's chat template refuses these messages: {_reason(error)}; "
+                "--raw goes without it"
+            ) from None
+        if not text:
+            raise InputError(
+                "the model's chat template makes an empty prompt of these messages; "
+                "--raw goes without it"
+            )
+        return text + begun
+
+
+def _reason(error: Exception) -> str:
+    # A template refuses by raising one of these, with words of its own.
+    if isinstance(error, (jinja2.TemplateError, ValueError)):
+        return str(error)
+    return f"{type(error).__name__}: {error}".rstrip(": ")
 
 
 def split_reasoning(text: str) -> tuple[str, str]:

@@ -23,7 +23,17 @@ from engine.counters import (
     Counts,
     StoreCounters,
 )
-from engine.messages import Cleared, Event, Finished, LiveChanged, Opened, Text, TokenRows, Tokens
+from engine.messages import (
+    Cleared,
+    Event,
+    Finished,
+    LiveChanged,
+    Opened,
+    Text,
+    TokenRows,
+    Tokens,
+    Tracing,
+)
 from engine.results import Answer, LayerShape, ModelInfo
 from engine.telemetry import TokenRow
 from tuiwork.usage import MachineUse, ProcessUse
@@ -167,6 +177,11 @@ class FrozenEngine:
         request = next(self._requests)
         self.say(Tokens(request, 19, 4096))
         return request
+
+    def trace_routes(self, path: str | None) -> int:
+        """Says that it traces."""
+        self.say(Tracing(1, path))
+        return 1
 
     def clear(self) -> None:
         """Cleared at once."""

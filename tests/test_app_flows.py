@@ -498,3 +498,18 @@ class TestRealEngine:
             await until(pilot, lambda: bool(app.meters.trouble))
             await pilot.pause(0.6)
             assert "no.gguf" in screen_text(app)
+
+
+async def test_routings_are_traced_from_the_palette_and_again_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    async with workbench() as (app, _, pilot):
+        await app.run_action("trace_routes")
+        await pilot.pause()
+        traced = app._traced_to
+        assert traced is not None and Path(traced).parent == tmp_path / "tuiwork" / "traces"
+        await app.run_action("trace_routes")
+        await pilot.pause()
+        assert app._traced_to is None
+        assert any(f"tuiwork replay {traced}" in note.message for note in app._notifications)

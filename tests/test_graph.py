@@ -74,11 +74,11 @@ def test_layers_banks_and_weights_are_found() -> None:
         graph.add(f"weighted-{layer}", "MUL", down, weights)
     plan = graph.learn()
     assert [layer.number for layer in plan.layers] == [1, 2]
-    layer = plan.layers[1]
-    assert layer.routing == "topk-2" and layer.ranking == "argsort-2"
-    assert layer.raw_weights == "weights-2" and layer.final_weights == "normed-2"
-    assert layer.probabilities == "probs-2" and not layer.softmax_after
-    assert layer.banks == [f"blk.2.ffn_{role}_exps.weight" for role in ("up", "gate", "down")]
+    found = plan.layers[1]
+    assert found.routing == "topk-2" and found.ranking == "argsort-2"
+    assert found.raw_weights == "weights-2" and found.final_weights == "normed-2"
+    assert found.probabilities == "probs-2" and not found.softmax_after
+    assert found.banks == [f"blk.2.ffn_{role}_exps.weight" for role in ("up", "gate", "down")]
     assert plan.dense_weights == [
         f"blk.{n}.{name}" for n in (1, 2) for name in ("gate_inp", "norm")
     ]

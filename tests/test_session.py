@@ -6,7 +6,7 @@ import os
 import shutil
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +25,9 @@ HELLO = [{"role": "user", "content": "hello there"}]
 
 
 @pytest.fixture
-def session(tiny_model: TinyModel) -> Session:
+def session(tiny_model: TinyModel) -> Iterator[Session]:
     opened = gate.open_session(tiny_model("tiny"), EVICTING, poison=True)
-    yield opened  # type: ignore[misc]
+    yield opened
     opened.close()
 
 
@@ -228,7 +228,7 @@ def test_a_graph_that_stays_unknown_fails_and_is_not_bet_on_twice(
     with gate.open_session(tiny_model("tiny"), EVICTING, poison=True) as session:
         hook = session._opened.hook
         hook._layer_of_experts.clear()
-        session._opened.hook.install = lambda _router: None  # type: ignore[method-assign]
+        session._opened.hook.install = lambda router: None  # type: ignore[method-assign]
         hook._forget_graph()
         with pytest.raises(GraphChanged, match="unknown node"):
             session.generate(HELLO, n_predict=5)
@@ -269,3 +269,14 @@ def test_metrics_say_what_happened(tiny_model: TinyModel, tmp_path: Path) -> Non
         "step,steps,wall_ms,io_ms,compute_ms,read_bytes,cache_hit_pct,stall_ms"
     )
     assert np.isfinite([float(cell) for cell in text[-2].split(",")]).all()
+
+
+def test_an_answer_that_was_begun_is_gone_on_with(session: Session) -> None:
+    """The rest of an answer is what the model would have said without a pause."""
+    whole = session.generate(HELLO, n_predict=40)
+    session.clear()
+    first = session.generate(HELLO, n_predict=15)
+    begun = [*HELLO, {"role": "assistant", "content": first.text}]
+    rest = session.generate(begun, n_predict=25)
+    assert first.text + rest.text == whole.text
+    assert rest.n_reused >= first.n_prompt

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable
+from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
 
+from platformdirs import user_state_path
 from textual import on
 from textual.app import App, SystemCommand
 from textual.binding import BindingType
@@ -18,7 +20,14 @@ from textual.screen import Screen
 
 from engine.config import RunConfig
 from engine.errors import TuiworkError
-from engine.messages import EngineDied, Event, Opened, OpenFailed
+from engine.messages import (
+    EngineDied,
+    Event,
+    Opened,
+    OpenFailed,
+    TraceRefused,
+    Tracing,
+)
 from tuiwork.chat.history import History
 from tuiwork.chat.pane import ChatPane
 from tuiwork.client import EngineClient
@@ -73,6 +82,7 @@ class TuiworkApp(App[None]):
         self._glyphs, self._depth = glyphs, depth
         self._clock = clock
         self._keep_history = keep_history
+        self._traced_to: str | None = None
         self._history = history
         self._first_run = first_run
         self._tick = 0
@@ -158,8 +168,21 @@ class TuiworkApp(App[None]):
         self.workbench.notice.take(event)
         self.workbench.tuning.waiting = self.tuner.waiting
         self.workbench.chat.on_engine_event(event)
+        if isinstance(event, (Tracing, TraceRefused)):
+            self._on_trace(event)
         if isinstance(event, (Opened, OpenFailed, EngineDied)):
+            self._traced_to = None
             self.workbench.update_panels()
+
+    def _on_trace(self, event: Tracing | TraceRefused) -> None:
+        if isinstance(event, TraceRefused):
+            self.say(event.message, is_refusal=True)
+            return
+        before, self._traced_to = self._traced_to, event.path
+        if event.path is not None:
+            self.say(f"Every routing is written to {event.path}", is_refusal=False)
+        elif before is not None:
+            self.say(f"The route trace is complete: tuiwork replay {before}", is_refusal=False)
 
     # What the chat asks for.
 
@@ -279,6 +302,11 @@ class TuiworkApp(App[None]):
         """Find what the disk gives at most."""
         self.run_worker(flows.measure_disk(self), group="disk", exclusive=True)
 
+    def action_trace_routes(self) -> None:
+        """Write routings to a new file from the next token on, or stop writing."""
+        path = None if self._traced_to is not None else str(new_trace_file())
+        self._command(lambda: self.engine.trace_routes(path))
+
     def action_help(self) -> None:
         """Keys and panels."""
         from tuiwork.screens.help import HelpScreen
@@ -319,3 +347,10 @@ def _no_colour() -> bool:
 def make_app(config: RunConfig | None, **options: Any) -> TuiworkApp:
     """The app, ready to run; `config` None opens no model."""
     return TuiworkApp(config, **options)
+
+
+def new_trace_file() -> Path:
+    """A file for a route trace that is not there yet, under the user's state directory."""
+    folder = user_state_path("tuiwork") / "traces"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder / f"{datetime.now():%Y-%m-%d-%H%M%S}.route.csv"

@@ -131,3 +131,6 @@ def commands_of(app: App[None]) -> Iterator[SystemCommand]:
             yield SystemCommand(binding.description, title, run)
     measure = partial(app.run_action, "measure_disk")
     yield SystemCommand("Measure the disk", "What it gives at most, for the lanes", measure)
+    trace = partial(app.run_action, "trace_routes")
+    told = "Write what the router chooses to a file, for tuiwork replay; again: stop"
+    yield SystemCommand("Trace routings", told, trace)

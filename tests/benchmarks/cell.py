@@ -11,7 +11,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-import tomllib
+import tomlkit
+from tomlkit.exceptions import ParseError
 
 from engine.config import RunConfig
 from engine.diagnostics import Diagnostics
@@ -77,8 +78,8 @@ def _prompt(session: Session) -> str:
 def _typed(setting: str) -> tuple[str, Any]:
     key, _, text = setting.partition("=")
     try:
-        return key, tomllib.loads(f"value = {text}")["value"]
-    except tomllib.TOMLDecodeError:
+        return key, tomlkit.parse(f"value = {text}").unwrap()["value"]
+    except ParseError:
         return key, text
 
 

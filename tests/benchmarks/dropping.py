@@ -60,10 +60,11 @@ def main() -> None:
                 if point is not None
                 else (None, None, None)
             )
+            mass = 100 * sum(cell["mass_discarded"]) / n_routings
+            read_mib = sum(cell["read_bytes"]) / 2**20 / len(cell["wall_ms"])
             print(
                 f"{budget:6} {frac:5.2f}  {100 * sum(cell['dropped']) / routed:9.2f} "
-                f"({_shown(told[0])})  {100 * sum(cell['mass_discarded']) / n_routings:7.2f} "
-                f"({_shown(told[1])})  {sum(cell['read_bytes']) / 2**20 / len(cell['wall_ms']):8.1f} "
+                f"({_shown(told[0])})  {mass:7.2f} ({_shown(told[1])})  {read_mib:8.1f} "
                 f"({_shown(told[2])})  {speed:5.2f}  {speed / lossless:5.2f}"
             )
 

@@ -153,7 +153,7 @@ def opening(bench: Bench) -> None:
 
 def _hit_pct(cell: dict[str, Any], part: slice = slice(WARM_UP, None)) -> float:
     hits, misses = sum(cell["hits"][part]), sum(cell["misses"][part])
-    return 100 * hits / max(1, hits + misses)
+    return float(100 * hits / max(1, hits + misses))
 
 
 def _read_rate(cell: dict[str, Any]) -> float:
@@ -166,7 +166,8 @@ def _kv_mib(bench: Bench) -> float:
     file = ModelFile.open(bench.model)
     heads = int(file.arch_value("attention.head_count_kv"))
     width = int(file.arch_value("attention.key_length", 128))
-    return 2 * 2 * int(file.arch_value("block_count")) * heads * width * 4096 / (1 << 20)
+    layers = int(file.arch_value("block_count"))
+    return float(2 * 2 * layers * heads * width * 4096 / (1 << 20))
 
 
 def _fio_mib_s(model: Path, block: int, depth: int) -> float:
