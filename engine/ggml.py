@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,15 +34,35 @@ _LIBRARY_DIR = Path(os.environ.get("LLAMA_CPP_LIB_PATH") or Path(llama_cpp.__fil
 libc = ctypes.CDLL(None, use_errno=True)
 
 
+# Its messages are for developers and may hold a damaged file's bytes; whoever wants one takes it
+# (`mapping.capture_log`).
+SILENT_LOG = llama.llama_log_callback(lambda _level, _text, _data: None)
+llama.llama_log_set(SILENT_LOG, None)
+
+
 def _library(stem: str) -> ctypes.CDLL:
-    for suffix in (".so", ".dylib"):
-        path = _LIBRARY_DIR / f"lib{stem}{suffix}"
-        if path.exists():
+    """The library that llama.cpp itself has loaded.
+
+    A wheel holds each library under several names, as copies and not as links: loading another
+    name would bring a second library with settings and threads of its own.
+    """
+    loaded = _loaded_libraries()
+    paths = _LIBRARY_DIR.glob(f"lib{stem}.*")
+    for path in sorted(paths, key=lambda path: (str(path.resolve()) not in loaded, path.name)):
+        if ".so" in path.name or path.suffix == ".dylib":
             return ctypes.CDLL(str(path))
     raise AbiMismatch(
         f"llama-cpp-python {llama_cpp.__version__} has no lib{stem} in {_LIBRARY_DIR}. "
         "Reinstall it: pip install --force-reinstall -r requirements/llama.txt"
     )
+
+
+def _loaded_libraries() -> set[str]:
+    try:
+        maps = Path("/proc/self/maps").read_text(errors="surrogateescape")
+    except OSError:
+        return set()
+    return {line.split(maxsplit=5)[-1] for line in maps.splitlines() if ".so" in line}
 
 
 base = _library("ggml-base")
@@ -131,8 +151,25 @@ _threadpool_free = declare(cpu, "ggml_threadpool_free", None, _void_p)
 _attach_threadpool = declare(llama._lib, "llama_attach_threadpool", None, _void_p, _void_p, _void_p)
 _detach_threadpool = declare(llama._lib, "llama_detach_threadpool", None, _void_p)
 
+_AbortCallback = ctypes.CFUNCTYPE(None, ctypes.c_char_p)
+_set_abort_callback = declare(base, "ggml_set_abort_callback", ctypes.c_void_p, _AbortCallback)
+_abort_callback: Any = None
+
 TYPE_F32, TYPE_I32 = 0, 26
 _N_OPS = 256
+
+
+def on_abort(report: Callable[[str], None]) -> None:
+    """Let `report` have the last word when llama.cpp ends the process over a failed assertion.
+
+    It gets llama.cpp's own words, on whatever thread that is. Without one, llama.cpp starts a
+    debugger to print where it stood.
+    """
+    global _abort_callback  # C keeps the address: the object must live as long as the process
+    _abort_callback = _AbortCallback(
+        lambda words: report((words or b"").decode(errors="replace").strip())
+    )
+    _set_abort_callback(_abort_callback)
 
 
 def op_numbers() -> dict[str, int]:

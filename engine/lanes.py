@@ -68,6 +68,7 @@ class Lanes:
         self._jobs: SimpleQueue[Read | Release | None] = SimpleQueue()
         self._outcomes: SimpleQueue[ReadOutcome | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
+        self._own_fds: list[int] = []
         self._own_fds = self._open_all()
         self.set_count(count)
 
@@ -146,7 +147,11 @@ class Lanes:
 
     def _open_all(self) -> list[int]:
         flags = os.O_RDONLY | os.O_CLOEXEC | (_O_DIRECT if self.o_direct else 0)
-        return [os.open(mapping.path, flags) for mapping in self._mappings]
+        # Later lanes open what the first has open: by now the path may name another file.
+        paths: Sequence[Path | str] = [f"/proc/self/fd/{fd}" for fd in self._own_fds] or [
+            mapping.path for mapping in self._mappings
+        ]
+        return [os.open(path, flags) for path in paths]
 
     def _perform(self, job: Read | Release, lane: int, fds: list[int]) -> ReadOutcome | None:
         mapping = self._mappings[job.shard]

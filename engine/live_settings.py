@@ -8,7 +8,7 @@ from engine.config import AUTO, SETTINGS, RunConfig, validate
 from engine.errors import InputError
 from engine.opening import OpenModel, new_store
 from engine.residency import ExpertCache
-from engine.sizing import batch_that_fits, cold_rule
+from engine.sizing import cold_rule
 from engine.telemetry import MIB
 
 LIVE_SETTINGS = frozenset(
@@ -65,7 +65,7 @@ def apply(opened: OpenModel, config: RunConfig, changes: dict[str, Any], *, pois
     if "stream.cache-mb" in changes:
         _set_budget(opened, int(config.stream.cache_mb) * MIB, poison=poison)
         if not config.model.batch:
-            opened.batch = batch_that_fits(opened.layers, opened.top_k, opened.store.budget_bytes)
+            opened.fit_batch(opened.store.budget_bytes)
     opened.router.rule = cold_rule(config)
     opened.hook.mark_nodes()
 

@@ -227,6 +227,10 @@ def _find_mapping(path: Path, size: int, identity: tuple[int, int, int]) -> Shar
 def _map_real_file(mapping: ShardMapping) -> None:
     fd = os.open(mapping.path, os.O_RDONLY)
     try:
+        if os.fstat(fd).st_size != mapping.size:
+            raise ModelError(
+                f"{mapping.path}: the file was replaced or changed while it was opened"
+            )
         # Reads of mapped weights are random as far as the kernel can know: no read-ahead.
         place_mapping(
             mapping.base + mapping.start,
@@ -279,7 +283,4 @@ def capture_log() -> Iterator[LogCapture]:
     try:
         yield capture
     finally:
-        llama.llama_log_set(_SILENT, None)
-
-
-_SILENT = llama.llama_log_callback(lambda _level, _text, _data: None)
+        llama.llama_log_set(ggml.SILENT_LOG, None)

@@ -17,9 +17,17 @@ from typing import Any
 
 from engine import ggml
 from engine.errors import ModelError
+from engine.header_checks import (
+    check_metadata,
+    check_parts,
+    check_tensor_count,
+    check_tensor_type,
+    largest,
+)
 
 GGUF_MAGIC = b"GGUF"
 SHARD_NAME = re.compile(r"^(?P<stem>.+)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf$")
+_NAMED_PARTS = 20
 _LAYER_OF_NAME = re.compile(r"^blk\.(\d+)\.")
 
 
@@ -138,21 +146,20 @@ class ModelFile:
         _check_readable(first)
         paths = _shards_of(first)
         headers = [_read_header(part) for part in paths]
-        told = headers[0].metadata.get("split.count", 1)
-        if told != len(paths):
-            raise ModelError(
-                f"{first}: the file says that it is one of {told} parts, but its name does not "
-                f"end in -00001-of-{told:05d}.gguf; give the parts their original names back"
-            )
+        metadata = headers[0].metadata
+        check_parts(paths, [header.metadata for header in headers])
+        check_metadata(paths[0], str(metadata.get("general.architecture", "unknown")), metadata)
         tensors: dict[str, TensorEntry] = {}
         for shard, header in enumerate(headers):
             for name, (offset, size, kind, shape) in header.tensors.items():
+                check_tensor_type(paths[shard], name, kind)
                 tensors[name] = TensorEntry(name, shard, offset, size, kind, shape)
+        check_tensor_count(paths[0], metadata, len(tensors))
         return cls(
             paths,
             [part.stat().st_size for part in paths],
             [header.data_offset for header in headers],
-            headers[0].metadata,
+            metadata,
             tensors,
         )
 
@@ -178,9 +185,9 @@ class ModelFile:
         anything is loaded. Layers that llama.cpp loads but a token does not visit (next-token
         prediction heads) are left out.
         """
-        n_expert = _largest(self.arch_value("expert_count", 0))
-        n_layer = _largest(self.arch_value("block_count", 0))
-        visited = n_layer - _largest(self.arch_value("nextn_predict_layers", 0))
+        n_expert = largest(self.arch_value("expert_count", 0))
+        n_layer = largest(self.arch_value("block_count", 0))
+        visited = n_layer - largest(self.arch_value("nextn_predict_layers", 0))
         entry_bytes: dict[int, int] = {}
         expert_total = 0
         for tensor in self.tensors.values():
@@ -193,7 +200,7 @@ class ModelFile:
         return ExpertLayout(
             n_layer,
             n_expert if entry_bytes else 0,
-            _largest(self.arch_value("expert_used_count", 0)) if entry_bytes else 0,
+            largest(self.arch_value("expert_used_count", 0)) if entry_bytes else 0,
             dict(sorted(entry_bytes.items())),
             total - expert_total,
         )
@@ -206,11 +213,6 @@ class _Header:
     tensors: dict[str, tuple[int, int, str, tuple[int, ...]]]
 
 
-def _largest(value: Any) -> int:
-    # Some architectures give one value per layer.
-    return int(max(value)) if isinstance(value, list) else int(value or 0)
-
-
 def _check_readable(path: Path) -> None:
     try:
         status = path.stat()
@@ -220,6 +222,9 @@ def _check_readable(path: Path) -> None:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
     if stat.S_ISDIR(status.st_mode):
         raise ModelError(f"{path}: is a directory; give the .gguf file in it")
+    if not stat.S_ISREG(status.st_mode):
+        # A pipe would wait for its writer, a device may never end, and neither can be mapped.
+        raise ModelError(f"{path}: is not a regular file, so it cannot be a model")
     try:
         with path.open("rb") as file:
             magic = file.read(4)
@@ -237,6 +242,8 @@ def _shards_of(path: Path) -> list[Path]:
     if not match:
         return [path]
     count = int(match["count"])
+    if not 1 <= int(match["number"]) <= count:
+        raise ModelError(f"{path}: its name says part {match['number']} of {match['count']}")
     paths = [
         path.with_name(f"{match['stem']}-{number:05d}-of-{count:05d}.gguf")
         for number in range(1, count + 1)
@@ -246,7 +253,8 @@ def _shards_of(path: Path) -> list[Path]:
         raise ModelError(
             f"{path}: part of a model in {count} files, of which "
             f"{len(missing)} {'is' if len(missing) == 1 else 'are'} missing beside it: "
-            + ", ".join(missing)
+            + ", ".join(missing[:_NAMED_PARTS])
+            + (", …" if len(missing) > _NAMED_PARTS else "")
         )
     for part in paths:
         _check_readable(part)

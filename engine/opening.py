@@ -6,6 +6,7 @@ The result, `OpenModel`, owns everything native; `Session` runs tokens through i
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
@@ -90,6 +91,11 @@ class OpenModel:
     def n_ctx(self) -> int:
         """Tokens that the context holds."""
         return int(llama.llama_n_ctx(self.context))
+
+    def fit_batch(self, budget_bytes: int) -> None:
+        """Choose the batch for a cache budget; a small context takes no larger one than itself."""
+        fitting = batch_that_fits(self.layers, self.top_k, budget_bytes)
+        self.batch = min(fitting, int(llama.llama_n_batch(self.context)))
 
     def learn_graph(self) -> None:
         """Capture the graph of one token and find the experts in it.
@@ -184,8 +190,13 @@ def open_model(
     try:
         if config.stream.enabled:
             _start_streaming(opened, config, report, poison)
-        elif observe:
-            _start_observing(opened)
+        else:
+            if config.routing.drop_cold_experts:
+                opened.notes.append(
+                    "drop-cold-experts has no effect without streaming: nothing is dropped"
+                )
+            if observe:
+                _start_observing(opened)
         opened.load_s = perf_counter() - started
         return opened
     except BaseException:
@@ -242,7 +253,7 @@ def _load(config: RunConfig, file: ModelFile, allocate: Allocate, *, hooked: boo
         pool,
         n_threads,
         config.routing.n_expert_used or file.experts.n_expert_used,
-        config.model.batch or LARGEST_BATCH,
+        int(llama.llama_n_batch(context)),
         mappings=mappings,
         kv_bytes=log.state_bytes(),
     )
@@ -251,7 +262,7 @@ def _load(config: RunConfig, file: ModelFile, allocate: Allocate, *, hooked: boo
 def _load_plainly(file: ModelFile, params: Any) -> Any:
     params.use_extra_bufts = False
     with capture_log() as log:
-        model = llama.llama_model_load_from_file(str(file.paths[0]).encode(), params)
+        model = llama.llama_model_load_from_file(os.fsencode(file.paths[0]), params)
         if not model:
             raise ModelError(f"{file.paths[0]}: llama.cpp cannot load it: {log.reason()}")
     return model
@@ -330,7 +341,7 @@ def _start_streaming(opened: OpenModel, config: RunConfig, report: Progress, poi
     opened.notes += lossy_notes(router.rule, opened.top_k)
     opened.router = router
     if not config.model.batch:
-        opened.batch = batch_that_fits(opened.layers, opened.top_k, budget)
+        opened.fit_batch(budget)
     opened.hook.install(router)
 
 

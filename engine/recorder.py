@@ -18,7 +18,15 @@ from engine.opening import OpenModel
 from engine.residency import ExpertTag
 from engine.results import ModelInfo
 from engine.routing import Routing, StepCounters
-from engine.telemetry import MIB, UNMEASURED, Metrics, ProcessUse, TokenRow, TurnFigures
+from engine.telemetry import (
+    MIB,
+    NOT_COUNTED,
+    UNMEASURED,
+    Metrics,
+    ProcessUse,
+    TokenRow,
+    TurnFigures,
+)
 from engine.traces import (
     DECODE,
     PREFILL,
@@ -64,7 +72,10 @@ class Recorder:
     def begin_turn(self, n_prompt: int) -> None:
         """A generation starts."""
         self._turn += 1
-        self.metrics.turns.append(TurnFigures(n_prompt=n_prompt))
+        counted = 0 if self._opened.streams else NOT_COUNTED
+        self.metrics.turns.append(
+            TurnFigures(n_prompt=n_prompt, prefill_read_bytes=counted, prefill_reads=counted)
+        )
         self._left_decode_ns = 0
         self._step = 0
 
@@ -98,8 +109,9 @@ class Recorder:
             yield
         finally:
             self._wall_ns = perf_counter_ns() - started
-            if self._prefill and self._opened.router is not None and self.metrics.turns:
-                turn, step = self.metrics.turns[-1], self._opened.router.step
+            router = self._opened.router
+            if self._prefill and router and self._opened.streams and self.metrics.turns:
+                turn, step = self.metrics.turns[-1], router.step
                 turn.prefill_read_bytes += step.read_bytes
                 turn.prefill_reads += step.reads
 
@@ -118,8 +130,11 @@ class Recorder:
         use, before = ProcessUse.now(), self._before
         router = self._opened.router
         step = router.step if router is not None else StepCounters()
-        store = router.store if router is not None else None
+        # What llama.cpp's own mapping reads, and what it costs, nobody here can see.
+        store = router.store if router is not None and self._opened.streams else None
         wall, io, mgmt = self._wall_ns / 1e6, step.io_ns / 1e6, step.mgmt_ns / 1e6
+        if store is None:
+            io = mgmt = UNMEASURED
         faults = use.major_faults - before.major_faults
         self.metrics.rows.append(
             TokenRow(
@@ -127,8 +142,9 @@ class Recorder:
                 steps=limit,
                 wall_ms=wall,
                 io_ms=io,
-                compute_ms=wall - io - mgmt,
-                read_bytes=step.read_bytes,
+                # Of a plain run this is all of it, the reading of its mapped file included.
+                compute_ms=wall - io - mgmt if store else wall,
+                read_bytes=step.read_bytes if store else NOT_COUNTED,
                 cache_hit_pct=self._hit_pct(),
                 stall_ms=io,
                 mgmt_ms=mgmt,
@@ -147,14 +163,14 @@ class Recorder:
                 swap_free_mib=use.swap_free_mib,
                 loop_overhead_ms=overhead_ns / 1e6,
                 token_id=token,
-                reads=step.reads,
-                hits=store.hits - self._store_before[0] if store else 0,
-                misses=store.misses - self._store_before[1] if store else 0,
-                evictions=store.evictions - self._store_before[2] if store else 0,
-                experts_routed=step.routed,
-                experts_dropped=step.dropped,
-                experts_substituted=step.substituted,
-                mass_discarded=step.mass_discarded,
+                reads=step.reads if store else NOT_COUNTED,
+                hits=store.hits - self._store_before[0] if store else NOT_COUNTED,
+                misses=store.misses - self._store_before[1] if store else NOT_COUNTED,
+                evictions=store.evictions - self._store_before[2] if store else NOT_COUNTED,
+                experts_routed=step.routed if router else NOT_COUNTED,
+                experts_dropped=step.dropped if router else NOT_COUNTED,
+                experts_substituted=step.substituted if router else NOT_COUNTED,
+                mass_discarded=step.mass_discarded if router else UNMEASURED,
             )
         )
         self._before = use

@@ -45,7 +45,7 @@ class Session:
         self._opened = opened
         self._options = options
         self._vocabulary = Vocabulary(opened.model)
-        self._template = ChatTemplate.of_model(opened.model, self._vocabulary)
+        self._template = self._read_template()
         self._recorder = Recorder(opened, self.model_info, self.resolved, options)
         self._timeline = Timeline(opened, self._recorder, self._vocabulary.n_tokens)
         self._open = True
@@ -123,6 +123,8 @@ class Session:
             changes["stream.cache-mb"] = opened.store.budget_bytes // MIB
             changes["stream.io-threads"] = opened.lanes.count
             changes["stream.o-direct"] = opened.lanes.o_direct
+        else:
+            changes["routing.drop-cold-experts"] = 0.0
         return self.config.replace(changes)
 
     @property
@@ -191,6 +193,14 @@ class Session:
             )
             for index, layer in enumerate(self._opened.layers)
         ]
+
+    def _read_template(self) -> ChatTemplate | None:
+        try:
+            return ChatTemplate.of_model(self._opened.model, self._vocabulary)
+        except InputError as error:
+            # The weights are as good as ever: what needs no template still works.
+            self.notes.append(f"{error}. Only raw text can be completed")
+            return None
 
     def tokenize(self, prompt: str | Sequence[Message]) -> list[int]:
         """The tokens of a raw text, or of messages through the model's template.

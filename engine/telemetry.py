@@ -7,13 +7,15 @@ and processor figures are this process's, from the kernel.
 from __future__ import annotations
 
 import resource
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
 MIB = 1 << 20
 UNMEASURED = -1.0
+NOT_COUNTED = -1
+"""Unmeasured, of a whole number."""
 
 
 @dataclass
@@ -139,35 +141,39 @@ class Metrics:
         n = len(rows)
         seconds = sum(row.wall_ms + max(row.loop_overhead_ms, 0) for row in rows) / 1000
 
-        def per_token(name: str) -> float:
-            return sum(getattr(row, name) for row in rows) / n if n else UNMEASURED
+        def total(name: str) -> float:
+            return _sum(getattr(row, name) for row in rows)
+
+        def per_token(name: str, unit: float = 1) -> float:
+            amount = total(name)
+            return amount / unit / n if n and amount >= 0 else UNMEASURED
 
         return {
             "tokens": n,
             "s/tok": seconds / n if n else UNMEASURED,
             "tok/s": n / seconds if seconds else UNMEASURED,
-            "read_MiB": sum(row.read_bytes for row in rows) / MIB,
-            "io_s/tok": per_token("io_ms") / 1000,
-            "compute_s/tok": per_token("compute_ms") / 1000,
+            "read_MiB": _in_mib(total("read_bytes")),
+            "io_s/tok": per_token("io_ms", 1000),
+            "compute_s/tok": per_token("compute_ms", 1000),
             "cache_hit_pct": rows[-1].cache_hit_pct if rows else UNMEASURED,
             "n_prompt": sum(figures.n_prompt for figures in turns),
             "prefill_s": sum(figures.prefill_s for figures in turns),
-            "prefill_read_MiB": sum(figures.prefill_read_bytes for figures in turns) / MIB,
+            "prefill_read_MiB": _in_mib(_sum(figures.prefill_read_bytes for figures in turns)),
             "load_s": self.load_s,
             "token_demand_MiB": self.token_demand_bytes / MIB,
             "layer_demand_MiB": self.layer_demand_bytes / MIB,
-            "experts_routed": sum(row.experts_routed for row in rows),
-            "experts_dropped": sum(row.experts_dropped for row in rows),
-            "experts_substituted": sum(row.experts_substituted for row in rows),
-            "mass_discarded": sum(row.mass_discarded for row in rows),
-            "stall_s/tok": per_token("stall_ms") / 1000,
-            "mgmt_s/tok": per_token("mgmt_ms") / 1000,
+            "experts_routed": total("experts_routed"),
+            "experts_dropped": total("experts_dropped"),
+            "experts_substituted": total("experts_substituted"),
+            "mass_discarded": total("mass_discarded"),
+            "stall_s/tok": per_token("stall_ms", 1000),
+            "mgmt_s/tok": per_token("mgmt_ms", 1000),
             "majflt/tok": per_token("majflt"),
-            "cpu_s/tok": per_token("cpu_ms") / 1000,
-            "reads": sum(row.reads for row in rows),
-            "hits": sum(row.hits for row in rows),
-            "misses": sum(row.misses for row in rows),
-            "evictions": sum(row.evictions for row in rows),
+            "cpu_s/tok": per_token("cpu_ms", 1000),
+            "reads": total("reads"),
+            "hits": total("hits"),
+            "misses": total("misses"),
+            "evictions": total("evictions"),
         }
 
     def write_csv(self, path: str | Path) -> None:
@@ -178,11 +184,31 @@ class Metrics:
         lines += [",".join(_cells(row)) for row in self.rows]
         summary = " ".join(f"{key}={_figure(value)}" for key, value in self.summary().items())
         lines.append(f"# summary {summary}")
-        Path(path).write_text("\n".join(lines) + "\n")
+        text = "\n".join(lines) + "\n"
+        # Names of files may hold bytes that are no text; they are shown escaped.
+        Path(path).write_text(text, encoding="utf-8", errors="backslashreplace")
+
+
+def _sum(values: Iterable[float]) -> float:
+    """The sum of measured values; of unmeasured ones there is none."""
+    amounts = list(values)
+    return sum(amounts) if all(amount >= 0 for amount in amounts) else NOT_COUNTED
+
+
+def _in_mib(n_bytes: float) -> float:
+    return n_bytes / MIB if n_bytes >= 0 else UNMEASURED
+
+
+_ESCAPES = {ord("\\"): "\\\\", ord("\n"): "\\n", ord("\r"): "\\r"}
+# What else ends a line for some reader, or moves the cursor of whoever looks at the file.
+_ESCAPES |= {
+    code: f"\\x{code:02x}" for code in (*range(32), *range(0x7F, 0xA0)) if code not in _ESCAPES
+}
+_ESCAPES |= {code: f"\\u{code:04x}" for code in (0x2028, 0x2029, *range(0x202A, 0x202F))}
 
 
 def _one_line(value: Any) -> str:
-    return str(value).replace("\\", "\\\\").replace("\n", "\\n").replace("\r", "\\r")
+    return str(value).translate(_ESCAPES)
 
 
 def _cells(row: TokenRow) -> list[str]:

@@ -20,7 +20,7 @@ def chosen_line(session: Session) -> str:
     name = f"{one_line(info.name)} ({one_line(info.arch)})"
     common = f"{used.model.threads} threads, context {info.ctx}"
     if not used.stream.enabled:
-        return f"{name}, not streaming: mapped file, {common}"
+        return f"{name}, not streaming: mapped file, {common}{lossy_words(used)}"
     cache = f"cache {used.stream.cache_mb} MiB" if used.stream.cache_mb else "no cache"
     if session.cache_reason:
         cache += f" ({session.cache_reason})"
@@ -57,7 +57,7 @@ def answer_line(answer: Answer) -> str:
     hits = figures.get("cache_hit_pct", -1)
     if hits >= 0:
         parts.append(f"hits {hits:.1f} %")
-    if figures.get("experts_routed", 0) > 0:
+    if figures.get("experts_routed", 0) > 0 and figures["read_MiB"] >= 0:
         parts.append(_read_words(figures))
     if figures.get("experts_dropped", 0) > 0:
         share = 100 * figures["experts_dropped"] / figures["experts_routed"]

@@ -18,6 +18,7 @@ from engine.session import Session
 from tuiwork import console
 from tuiwork.figures import answer_line, chosen_line
 from tuiwork.interrupt import cancel_on_interrupt
+from tuiwork.opening import open_session
 from tuiwork.progress import ProgressBar
 
 PROMPT_WITHOUT_TERMINAL = "Tell me a short story about a lighthouse."
@@ -31,9 +32,7 @@ Ctrl-C stops an answer."""
 
 def chat(config: RunConfig) -> int:
     """Open the model and chat until the user leaves; return the exit status."""
-    with ProgressBar() as bar:
-        session = Session.open(config, progress=bar)
-    with session:
+    with open_session(config) as session:
         console.note(chosen_line(session))
         for line in session.notes:
             console.note(line)

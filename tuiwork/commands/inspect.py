@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from engine.header_checks import largest
 from tuiwork import console
 from tuiwork.settings import CommonFlags, switch
 from tuiwork.text import MIB, one_line, size, size_range
@@ -42,7 +43,7 @@ def describe(file: ModelFile, ctx: int, floor_mib: int) -> dict[str, Any]:
     from engine.machine import memory
 
     experts = file.experts
-    ctx = ctx or int(file.arch_value("context_length", 0) or 0)
+    ctx = ctx or largest(file.arch_value("context_length"))
     kv = kv_bytes(file, ctx)
     here = memory()
     fits = max(0, here.available_bytes - experts.dense_bytes - (kv or 0) - floor_mib * MIB)
@@ -99,13 +100,13 @@ def kv_bytes(file: ModelFile, ctx: int) -> int | None:
         return None
     n_layer = file.experts.n_layer
     per_layer = kv_heads if isinstance(kv_heads, list) else [kv_heads] * n_layer
-    default_head = int(width) // max(1, _largest(heads))
-    key = int(file.arch_value("attention.key_length", default_head))
-    value = int(file.arch_value("attention.value_length", default_head))
-    rank = file.arch_value("attention.kv_lora_rank")
+    default_head = largest(width) // max(1, largest(heads))
+    key = largest(file.arch_value("attention.key_length", default_head))
+    value = largest(file.arch_value("attention.value_length", default_head))
+    rank = largest(file.arch_value("attention.kv_lora_rank"))
     if rank:
         # Compressed attention keeps one row for all heads, and the rotated part beside it.
-        return int(ctx * n_layer * 2 * (rank + file.arch_value("rope.dimension_count", 0)))
+        return ctx * n_layer * 2 * (rank + largest(file.arch_value("rope.dimension_count")))
     return int(ctx * 2 * sum(per_layer) * (key + value))
 
 
@@ -164,7 +165,3 @@ def _expert_types(file: ModelFile) -> list[str]:
             if n_expert > 1 and len(entry.shape) == 3 and entry.shape[2] == n_expert
         }
     )
-
-
-def _largest(value: Any) -> int:
-    return int(max(value)) if isinstance(value, list) else int(value)

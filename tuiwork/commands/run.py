@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, validators
 
 from engine.config import RunConfig
-from engine.errors import InputError
+from engine.errors import InputError, TuiworkError
 from tuiwork import console
 from tuiwork.settings import CommonFlags, switch
 
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
 
 RECORDS = Group("Records", sort_key=5)
 DIAGNOSTICS = Group("Diagnostics: for measurements and tests, not for answers", sort_key=6)
+
+PART_OF_SPLIT = re.compile(r"(?P<stem>.+-)\d{5}-of-\d{5}\.gguf$")
 
 
 @Parameter(name="*")
@@ -36,11 +40,25 @@ class Records:
     ] = None
     io_trace: Annotated[Path | None, Parameter(help="every read", group=RECORDS)] = None
 
-    def check(self) -> None:
-        """Refuse files that cannot be written, before the work and not after it."""
-        for path in (self.csv, self.route_trace, self.io_trace):
-            if path is not None:
-                _refuse_unwritable(path)
+    def check(self, sources: Sequence[Path]) -> None:
+        """Refuse files that cannot be written, before the work and not after it.
+
+        And those that would destroy what the run reads, `sources`, or each other.
+        """
+        seen = {_place(path): f"is read by this run ({path})" for path in sources}
+        for flag, path in (
+            ("--csv", self.csv),
+            ("--route-trace", self.route_trace),
+            ("--io-trace", self.io_trace),
+        ):
+            if path is None:
+                continue
+            place = _place(path)
+            reason = seen.get(place) or _why_unwritable(path)
+            if reason:
+                raise InputError(f"{flag} {path}: cannot be written: {reason}")
+            if not _is_device(path):
+                seen[place] = f"{flag} writes there, too"
 
 
 @Parameter(name="*")
@@ -57,6 +75,7 @@ class DiagnosticFlags:
         Parameter(
             help="go on with random tokens of this seed, not the likeliest",
             metavar="SEED",
+            validator=validators.Number(gte=0),
             group=DIAGNOSTICS,
         ),
     ] = None
@@ -95,34 +114,79 @@ def run(
     text = _read_prompt(prompt)
     if text is not None and not text.strip():
         raise InputError("--prompt: the prompt is empty: give a text to answer")
-    records.check()
     # All is checked before a demo model may have to be made.
     more = {"run.prompt": text}
-    if not common.resolve(model, more).run.prompt.strip():
+    checked = common.resolve(model, more)
+    if not checked.run.prompt.strip():
         raise InputError("give a prompt: -p TEXT, or -p - to read it from standard input")
+    _refuse_what_needs_streaming(checked, records, diagnostics)
+    records.check(_sources(checked, diagnostics))
     config = open_config(model, common, more)
     return _run(config, json, records, diagnostics, fit_answer=common.n_predict is None)
 
 
-def _refuse_unwritable(path: Path) -> None:
-    reason = ""
+def _refuse_what_needs_streaming(
+    config: RunConfig, records: Records, diagnostics: DiagnosticFlags
+) -> None:
+    if config.stream.enabled:
+        return
+    for flag, given in (("--io-trace", records.io_trace), ("--poison", diagnostics.poison)):
+        if given:
+            raise InputError(
+                f"{flag}: with --no-stream no expert is read, so there is nothing to do"
+            )
+
+
+def _sources(config: RunConfig, diagnostics: DiagnosticFlags) -> list[Path]:
+    """What a run reads and its records must not overwrite: every part of the model among it."""
+    sources = [diagnostics.force_routes] if diagnostics.force_routes is not None else []
+    if config.model.path:
+        first = Path(config.model.path).expanduser()
+        part = PART_OF_SPLIT.match(first.name)
+        sources += (
+            [path for path in first.parent.iterdir() if path.name.startswith(part["stem"])]
+            if part and first.parent.is_dir()
+            else [first]
+        )
+    return sources
+
+
+def _place(path: Path) -> tuple[int, int] | Path:
+    """What makes two names one file: where it is on disk, or the name of one still to come."""
+    try:
+        status = path.stat()
+        return status.st_dev, status.st_ino
+    except OSError:
+        return Path(os.path.realpath(path))
+
+
+def _is_device(path: Path) -> bool:
+    return path.exists() and not path.is_file()
+
+
+def _why_unwritable(path: Path) -> str:
     if path.is_dir():
-        reason = "is a directory"
-    elif not path.parent.is_dir():
-        reason = f"there is no directory {path.parent}"
-    elif not os.access(path if path.exists() else path.parent, os.W_OK):
-        reason = "you may not write there"
-    if reason:
-        raise InputError(f"{path}: cannot be written: {reason}")
+        return "is a directory"
+    if not path.parent.is_dir():
+        return f"there is no directory {path.parent}"
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        return "you may not write there"
+    return ""
 
 
 def _read_prompt(prompt: str | None) -> str | None:
-    if prompt != "-":
-        return prompt
-    try:
-        return sys.stdin.read()
-    except UnicodeDecodeError:
-        raise InputError("-p -: standard input is not a text") from None
+    """The prompt's text, or None if there is no flag. Raises InputError for what is no text."""
+    source, text = "--prompt", prompt
+    if prompt == "-":
+        source = "-p -"
+        try:
+            text = sys.stdin.read()
+        except UnicodeDecodeError:
+            text = "\udcff"
+    # Bytes that are no UTF-8 come as halves of surrogate pairs, by flag or by pipe.
+    if text is not None and any("\ud800" <= char <= "\udfff" for char in text):
+        raise InputError(f"{source}: is not a text in UTF-8")
+    return text
 
 
 def _run(
@@ -135,9 +199,8 @@ def _run(
 ) -> int:
     # Imported here: all that could be refused without native code has been.
     from engine.diagnostics import Diagnostics
-    from engine.session import Session
     from tuiwork.figures import answer_line, chosen_line, run_document
-    from tuiwork.progress import ProgressBar
+    from tuiwork.opening import open_session
 
     options = Diagnostics(
         force_routes=diagnostics.force_routes,
@@ -146,22 +209,30 @@ def _run(
         route_trace=records.route_trace,
         io_trace=records.io_trace,
     )
-    with ProgressBar() as bar:
-        session = Session.open(config, progress=bar, options=options)
-    with session:
+    with open_session(config, options) as session:
         console.note(chosen_line(session))
         for line in session.notes:
             console.note(line)
+        answered = False
         try:
             answer = _answer(session, config, as_json, fit_answer)
+            answered = True
+            if as_json:
+                console.write_json(run_document(session, answer))
+            console.note(answer_line(answer))
         finally:
-            # What was measured until a failure is worth keeping.
-            if records.csv is not None and session.metrics.rows:
-                session.metrics.write_csv(records.csv)
-        if as_json:
-            console.write_json(run_document(session, answer))
-        console.note(answer_line(answer))
+            # Last, so that a full disk costs no answer; and what was measured until a failure is
+            # worth keeping.
+            if records.csv is not None and (answered or session.metrics.rows):
+                _write_metrics(session, records.csv)
     return 130 if answer.stop_reason == "cancelled" else 0
+
+
+def _write_metrics(session: Session, path: Path) -> None:
+    try:
+        session.metrics.write_csv(path)
+    except OSError as error:
+        raise TuiworkError(f"{path}: writing the metrics failed: {error.strerror}") from error
 
 
 def _answer(session: Session, config: RunConfig, as_json: bool, fit_answer: bool) -> Answer:
