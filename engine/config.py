@@ -201,6 +201,26 @@ SETTINGS: dict[str, Setting] = _collect(RunConfig, "")
 """Every setting by its dotted TOML key."""
 
 
+LIVE_SETTINGS = frozenset(
+    {
+        "stream.cache-mb",
+        "stream.io-threads",
+        "stream.force-cache",
+        "routing.n-expert-used",
+        "routing.drop-cold-experts",
+        "routing.cold-policy",
+        "routing.drop-renorm",
+        "routing.drop-in-prefill",
+    }
+)
+"""What can change between tokens, beside everything of `sampling` and `run`."""
+
+
+def is_live(key: str) -> bool:
+    """Whether a setting can change between tokens."""
+    return key in LIVE_SETTINGS or key.startswith(("sampling.", "run."))
+
+
 @dataclass(frozen=True)
 class Problem:
     """A setting whose value cannot be used, and the other settings that make it so."""

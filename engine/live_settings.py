@@ -4,31 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.config import AUTO, SETTINGS, RunConfig, validate
+from engine.config import AUTO, SETTINGS, RunConfig, is_live, validate
 from engine.errors import InputError
 from engine.opening import OpenModel, new_store
 from engine.residency import ExpertCache
 from engine.sizing import cold_rule
 from engine.telemetry import MIB
-
-LIVE_SETTINGS = frozenset(
-    {
-        "stream.cache-mb",
-        "stream.io-threads",
-        "stream.force-cache",
-        "routing.n-expert-used",
-        "routing.drop-cold-experts",
-        "routing.cold-policy",
-        "routing.drop-renorm",
-        "routing.drop-in-prefill",
-    }
-)
-"""Beside everything of `sampling` and `run`."""
-
-
-def is_live(key: str) -> bool:
-    """Whether a setting can change between tokens."""
-    return key in LIVE_SETTINGS or key.startswith(("sampling.", "run."))
 
 
 def changed_config(config: RunConfig, changes: dict[str, Any]) -> RunConfig:

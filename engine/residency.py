@@ -15,6 +15,7 @@ ends belong to no entry and always stay.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -102,7 +103,7 @@ def expert_layers(plan: GraphPlan, file: ModelFile) -> list[ExpertLayer]:
     return layers
 
 
-class ExpertStore:
+class ExpertStore(ABC):
     """What the callback asks for experts: shared by the cache and the cache that is off."""
 
     def __init__(
@@ -127,21 +128,21 @@ class ExpertStore:
         self._releases: list[Release] = []
 
     @property
+    @abstractmethod
     def budget_bytes(self) -> int:
         """What the entries may weigh together."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def resident_bytes(self) -> int:
         """What the entries in memory weigh together."""
-        raise NotImplementedError
 
+    @abstractmethod
     def stage(self, index: int, experts: Sequence[int]) -> list[Read]:
         """Make room for a routing's experts and return the reads that must happen now.
 
         `index` counts routed layers; `experts` come in order of use and may repeat.
         """
-        raise NotImplementedError
 
     def arrived(self, reads: Iterable[Read]) -> None:
         """Reads that `stage` asked for are in place."""
@@ -154,15 +155,15 @@ class ExpertStore:
         releases, self._releases = self._releases, []
         return releases
 
+    @abstractmethod
     def is_resident(self, index: int, expert: int) -> bool:
         """Whether using the expert would cost no read."""
-        raise NotImplementedError
 
+    @abstractmethod
     def forget(self, index: int, experts: Iterable[int]) -> None:
         """Count experts as absent whose reads failed."""
-        raise NotImplementedError
 
-    def close(self) -> None:
+    def close(self) -> None:  # noqa: B027  Most stores have nothing to give up.
         """Give up what is not memory under the model's addresses."""
 
     def _reads_of(self, index: int, expert: int) -> list[Read]:

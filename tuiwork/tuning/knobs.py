@@ -9,35 +9,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from engine.config import SETTINGS, SMALLEST_CACHE_MIB, RunConfig, get
+from engine.config import SETTINGS, SMALLEST_CACHE_MIB, RunConfig, get, is_live
 
 StepFrom = Callable[[Any, int, RunConfig, int], Any]
 """(value now, -1 or 1, configuration, the model's own top-k) to the next value."""
 
 
-LIVE_KEYS = frozenset(
-    {
-        "stream.cache-mb",
-        "stream.io-threads",
-        "stream.force-cache",
-        "routing.n-expert-used",
-        "routing.drop-cold-experts",
-        "routing.cold-policy",
-        "routing.drop-renorm",
-        "routing.drop-in-prefill",
-    }
-)
-"""What the engine changes between tokens, beside everything of `sampling` and `run`.
-
-The same as `engine.live_settings.LIVE_SETTINGS`, which cannot be imported without llama.cpp.
-"""
-
-
 def takes_live(key: str, value: Any) -> bool:
     """Whether the engine can change this between tokens. An automatic cache size needs opening."""
-    if key not in LIVE_KEYS and not key.startswith(("sampling.", "run.")):
-        return False
-    return not (key == "stream.cache-mb" and isinstance(value, str))
+    return is_live(key) and not (key == "stream.cache-mb" and isinstance(value, str))
 
 
 def split_live(changes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
