@@ -6,6 +6,7 @@ import os
 import pty
 import re
 import select
+import signal
 import subprocess
 import sys
 import time
@@ -77,6 +78,8 @@ class Terminal:
 def _take_terminal() -> None:
     # The terminal must be the session's own, or Ctrl-C would reach nobody.
     os.close(os.open(os.ttyname(0), os.O_RDWR))
+    # What a shell runs in the background is deaf to Ctrl-C, and so is all that it starts.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.fixture
