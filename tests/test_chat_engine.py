@@ -74,7 +74,7 @@ async def until(pilot: Pilot[None], holds: Callable[[], bool]) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not holds():
         assert time.monotonic() < deadline, "waited in vain"
-        await pilot.pause(0.05)
+        await pilot.pause(0.7)
 
 
 async def test_talk_stop_drop_and_die(tiny_model: TinyModel, tmp_path: Path) -> None:

@@ -72,11 +72,11 @@ class TestTalking:
     ) -> None:
         await say(pilot, "Why?")
         app.hear(wire.Text(1, "<think>Because of this"))
-        await pilot.pause(0.2)
+        await pilot.pause(0.7)
         assert "Thinking · 3 words" in app.screen_text()
         assert "Because of this" in app.screen_text()
         app.hear(wire.Text(1, " and that</think>\n\nTherefore."), finished())
-        await pilot.pause(0.1)
+        await pilot.pause(0.7)
         assert "Because" not in app.screen_text()
         assert "· 5 words" in app.screen_text()
         await pilot.press("ctrl+t")
@@ -272,7 +272,7 @@ class TestScrolling:
     ) -> None:
         await say(pilot, "Much?")
         app.hear(wire.Text(1, "line\n\n" * 40))
-        await pilot.pause(0.2)
+        await pilot.pause(0.7)
         view = app.chat.transcript.view
         assert view.follows
         view.focus()
@@ -280,15 +280,15 @@ class TestScrolling:
         await pilot.pause()
         before = view.scroll_y
         app.hear(wire.Text(1, "more\n\n" * 40))
-        await pilot.pause(0.5)
+        await pilot.pause(0.7)
         assert view.scroll_y == before
         assert "new text below" in app.screen_text()
         await pilot.press("end")
-        await pilot.pause(0.3)
+        await pilot.pause(0.7)
         assert view.follows
         assert "new text below" not in app.screen_text()
         app.hear(wire.Text(1, "most\n\n" * 40))
-        await pilot.pause(0.5)
+        await pilot.pause(0.7)
         assert view.follows
 
     async def test_a_short_answer_begins_at_the_top(self, pilot: Pilot[None], app: ChatApp) -> None:
@@ -337,15 +337,15 @@ class TestLongConversations:
     @pytest.mark.usefixtures("long")
     async def test_earlier_ones_are_a_key_away(self, pilot: Pilot[None], app: ChatApp) -> None:
         await pilot.press("alt+up", "p")
-        await pilot.pause(0.1)
+        await pilot.pause(0.7)
         views = app.chat.transcript.views
         assert [view.number for view in views] == list(range(80, 120))
         assert "Answer 49." in app.screen_text()
         app.chat.transcript.view.scroll_home(animate=False)
-        await pilot.pause(0.1)
+        await pilot.pause(0.7)
         assert "80 earlier messages" in app.screen_text()
         await pilot.click("#earlier")
-        await pilot.pause(0.1)
+        await pilot.pause(0.7)
         assert len(app.chat.transcript.views) == 60
 
     @pytest.mark.usefixtures("long")
@@ -354,7 +354,7 @@ class TestLongConversations:
     ) -> None:
         app.chat.action_edit(90)
         await pilot.press("enter")
-        await pilot.pause(0.1)
+        await pilot.pause(0.7)
         assert len(app.told) == 91
         assert "Answer 44." in app.screen_text()
 
@@ -471,10 +471,10 @@ class TestHistory:
         await pilot.pause()
         assert "A new conversation" in app.screen_text()
         await pilot.press("ctrl+l")
-        await pilot.pause(0.3)
+        await pilot.pause(0.7)
         assert isinstance(app.screen, HistoryScreen)
         await pilot.press(*"cats", "enter")
-        await pilot.pause(0.2)
+        await pilot.pause(0.7)
         assert "Purr." in app.screen_text()
         await say(pilot, "More")
         assert app.told == ["About cats", "Purr.", "More"]
@@ -487,11 +487,11 @@ class TestHistory:
         await say(pilot, "About cats")
         await answer(pilot, "Purr.")
         await pilot.press("ctrl+l")
-        await pilot.pause(0.3)
+        await pilot.pause(0.7)
         await pilot.press("f2")
         await pilot.pause()
         await pilot.press("ctrl+a", "ctrl+k", *"Felines", "enter")
-        await pilot.pause(0.3)
+        await pilot.pause(0.7)
         assert "Felines" in app.screen_text()
         assert app.chat.conversation.title == "Felines"
         await pilot.press("f8")
@@ -501,7 +501,7 @@ class TestHistory:
         await pilot.press("f8")
         await pilot.pause()
         await pilot.press("y")
-        await pilot.pause(0.3)
+        await pilot.pause(0.7)
         assert History(tmp_path).paths() == []
         assert "No conversations yet" in app.screen_text()
 

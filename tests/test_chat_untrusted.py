@@ -154,10 +154,10 @@ class TestOnTheScreen:
         app = ChatApp()
         async with app.run_test(size=(100, 200)) as pilot:
             app.push_screen(HistoryScreen(history))
-            await pilot.pause(0.5)
+            await pilot.pause(0.7)
             assert screen_troubles(app) == []
             await pilot.press("x")
-            await pilot.pause(0.5)
+            await pilot.pause(0.7)
             assert screen_troubles(app) == []
             assert app.screen.query_one(OptionList).option_count > 20
 
@@ -179,7 +179,7 @@ class TestOnTheScreen:
             app.push_screen(picker)
             # The list grows as headers are read; a busy machine takes its time.
             for _ in range(200):
-                await pilot.pause(0.1)
+                await pilot.pause(0.7)
                 if picker.query_one(OptionList).option_count > 60:
                     break
             assert screen_troubles(app) == []

@@ -224,7 +224,7 @@ class TestScreen:
     async def test_a_model_is_chosen(self, folder: Path) -> None:
         app = PickerApp(self.picker(folder))
         async with app.run_test(size=(100, 30)) as pilot:
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             assert "128 experts, 8 used" in app.listed
             assert "not a Mixture of Experts" in app.listed
             assert "is cut short" in app.listed
@@ -237,7 +237,7 @@ class TestScreen:
     async def test_what_cannot_be_used_cannot_be_chosen(self, folder: Path) -> None:
         app = PickerApp(self.picker(folder))
         async with app.run_test(size=(100, 30)) as pilot:
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             options = app.screen.query_one(OptionList)
             usable = [
                 number
@@ -253,7 +253,7 @@ class TestScreen:
         recent.opened(folder / "beta.gguf")
         app = PickerApp(self.picker(folder, recent))
         async with app.run_test(size=(100, 30)) as pilot:
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             assert app.listed.index("Opened before") < app.listed.index("beta.gguf")
             assert app.listed.count("beta.gguf") == 1
             await pilot.press("enter")
@@ -263,29 +263,29 @@ class TestScreen:
     async def test_subfolders(self, folder: Path) -> None:
         app = PickerApp(self.picker(folder))
         async with app.run_test(size=(100, 40)) as pilot:
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             assert "gamma" not in app.listed
             await pilot.press("f3")
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             assert "gamma.gguf" in app.listed
             assert "models in all folders of" in app.listed
 
     async def test_another_folder_or_a_file_can_be_typed(self, folder: Path) -> None:
         app = PickerApp(self.picker(folder.parent, Recent(folder.parent / "recent.json")))
         async with app.run_test(size=(100, 40)) as pilot:
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             assert "No .gguf files in" in app.listed
             field = app.screen.query_one(Input)
             field.focus()
             field.value = str(folder / "inside")
             await pilot.press("enter")
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             assert "gamma.gguf" in app.listed
             assert Recent(folder.parent / "recent.json").folder == folder / "inside"
             field.focus()
             field.value = str(folder / "none")
             await pilot.press("enter")
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             assert "No such file or directory" in app.listed
             field.focus()
             field.value = str(folder / "alpha.gguf")
@@ -305,9 +305,9 @@ class TestScreen:
         picker = ModelPicker(folder=folder, recent=Recent(folder / "r.json"), probe=slow)
         app = PickerApp(picker)
         async with app.run_test(size=(100, 30)) as pilot:
-            await pilot.pause(0.1)
+            await pilot.pause(0.7)
             await pilot.press("escape")
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
         assert (app.given, stopped) == ([None], [True])
 
     async def test_real_files(self, tiny_model: TinyModel, tmp_path: Path) -> None:
@@ -316,7 +316,7 @@ class TestScreen:
         async with app.run_test(size=(100, 30)) as pilot:
             deadline = time.monotonic() + 10
             while "used" not in app.listed and time.monotonic() < deadline:
-                await pilot.pause(0.1)
+                await pilot.pause(0.7)
             await pilot.press("enter")
             await pilot.pause()
         assert app.given == [path]
