@@ -143,7 +143,7 @@ class TestTuning:
         async with workbench() as (app, engine, pilot):
             engine.refuse = "dropping cold experts needs the cache"
             await pilot.press("f6")
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             assert "needs the cache" in screen_text(app)
 
 
@@ -182,7 +182,7 @@ class TestPanels:
             for size in ((80, 24), (200, 60), (40, 10), (20, 5), (120, 40)):
                 await pilot.resize_terminal(*size)
                 engine.step(drop=0.5)
-                await pilot.pause(0.15)
+                await pilot.pause(0.7)
             assert "Experts in memory" in screen_text(app)
 
     async def test_the_cursor_tells_about_an_expert(self) -> None:
@@ -190,7 +190,7 @@ class TestPanels:
             for _ in range(9):
                 engine.step(drop=0.5)
             await pilot.press("alt+1", "right", "shift+right", "down", "down")
-            await pilot.pause(0.15)
+            await pilot.pause(0.7)
             panel = app.workbench.board.current
             assert isinstance(panel, HeatmapPanel)
             assert panel.cursor == (2, 16)
@@ -252,7 +252,7 @@ class TestEngine:
         app = make_app(None, client=FrozenEngine, keep_history=False)
         async with app.run_test(notifications=True, size=(120, 40)) as pilot:
             await pilot.press("f6", "f4")
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             text = screen_text(app)
             assert "no model" in text
             assert "Open a model first" in text
@@ -285,7 +285,7 @@ class TestKeys:
         path.write_text('tune.drop-more = "f12"\n')
         monkeypatch.setattr("tuiwork.app.keys_file", lambda: path)
         async with workbench() as (app, _engine, pilot):
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             assert "an id with a dot" in screen_text(app)
             await pilot.press("f6")
             assert app.meters.config is not None
@@ -347,20 +347,20 @@ class TestScreens:
             await pilot.pause()
             app.screen.query_one(Input).value = "evening"
             await pilot.press("enter")
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             assert "drop-cold-experts = 0.15" in (tmp_path / "evening.toml").read_text()
             assert "No difference" in screen_text(app)
             names = app.screen.query_one(OptionList)
             names.highlighted = names.get_option_index("fast-lossy")
-            await pilot.pause(0.2)
+            await pilot.pause(0.7)
             assert "drop-cold-experts" in screen_text(app)
             await pilot.press("space")
             names.highlighted = names.get_option_index("evening")
-            await pilot.pause(0.2)
+            await pilot.pause(0.7)
             assert "fast-lossy" in screen_text(app)
             names.highlighted = names.get_option_index("app")
             await pilot.press("enter")
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             assert app.screen.id == "workbench"
             assert app.meters.config is not None
             assert get(app.meters.config, DROP) == 0.75
@@ -413,9 +413,9 @@ class TestTerminals:
     async def test_sixteen_colours_and_light_themes_draw(self) -> None:
         async with workbench((120, 40), depth=Depth.SIXTEEN) as (app, engine, pilot):
             engine.step(drop=0.5)
-            await pilot.pause(0.2)
+            await pilot.pause(0.7)
             app.theme = "textual-light"
-            await pilot.pause(0.2)
+            await pilot.pause(0.7)
             assert not app.workbench.status.palette.dark
 
 
@@ -479,7 +479,7 @@ class TestRealEngine:
             trial = app.screen.trial  # type: ignore[attr-defined]
             await until(pilot, lambda: not trial.running)
             await until(pilot, lambda: app.asked() is not None and not app.busy)
-            await pilot.pause(0.5)
+            await pilot.pause(0.7)
             text = screen_text(app)
             assert all(16 <= len(side.rows) <= 60 for side in trial.sides), text
             assert "separated" in text

@@ -108,9 +108,9 @@ class TestPictures:
             app = app_of(pilot)
             app.hear(wire.Text(1, "<think>Let me see what follows from that"))
             app.chat.transcript.view.scroll_home(animate=False)
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             app.hear(wire.Text(1, ", step by step."))
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
 
         assert picture(snap_compare, size, steps)
 
@@ -154,10 +154,10 @@ class TestPictures:
         async def steps(pilot: Pilot[None]) -> None:
             screen = HistoryScreen(History(tmp_path), clock=lambda: NOW)
             pilot.app.push_screen(screen)
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
             screen.query_one("Input").cursor_blink = False  # type: ignore[attr-defined]
             await pilot.press(*"cold")
-            await pilot.pause(0.3)
+            await pilot.pause(0.7)
 
         assert picture(snap_compare, size, steps)
 
@@ -186,6 +186,6 @@ class TestPictures:
                 folder=Path("/models"), recent=recent, probe=lambda paths, cancelled: iter(facts)
             )
             pilot.app.push_screen(picker)
-            await pilot.pause(0.4)
+            await pilot.pause(0.7)
 
         assert picture(snap_compare, size, steps)
