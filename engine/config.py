@@ -11,6 +11,8 @@ import datetime
 from dataclasses import dataclass, field
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
+from engine.errors import InputError
+
 AUTO = "auto"
 SMALLEST_CACHE_MIB = 1500
 """A smaller cache holds less than a token of any model worth streaming: all cost, no hits."""
@@ -310,6 +312,13 @@ def validate(config: RunConfig) -> list[Problem]:
             )
         )
     return problems
+
+
+def require_valid(config: RunConfig) -> None:
+    """Raise InputError that names every problem of `config`."""
+    problems = validate(config)
+    if problems:
+        raise InputError("; ".join(f"{p.key}: {p.message}" for p in problems))
 
 
 def _choices(hint: Any) -> tuple[str, ...]:

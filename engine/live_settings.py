@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.config import AUTO, SETTINGS, RunConfig, is_live, validate
+from engine.config import AUTO, SETTINGS, RunConfig, is_live, require_valid
 from engine.errors import InputError
 from engine.opening import OpenModel, new_store
 from engine.residency import ExpertCache
@@ -21,9 +21,7 @@ def changed_config(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
     if unknown:
         raise InputError(f"there is no setting called {unknown[0]}")
     changed = config.replace(changes)
-    problems = validate(changed)
-    if problems:
-        raise InputError("; ".join(f"{p.key}: {p.message}" for p in problems))
+    require_valid(changed)
     for key in changes:
         if not is_live(key):
             raise InputError(f"{key} can only be changed by opening the model again")

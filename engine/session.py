@@ -16,7 +16,7 @@ import numpy as np
 
 from engine import live_settings
 from engine.chat import ChatTemplate, Message, split_reasoning
-from engine.config import RunConfig, validate
+from engine.config import RunConfig, require_valid
 from engine.counters import Allocate, private
 from engine.diagnostics import Diagnostics
 from engine.errors import ContextFull, InputError
@@ -65,9 +65,7 @@ class Session:
         that cannot be used, ModelError for the file, AbiMismatch for the installed llama.cpp.
         """
         options = options or Diagnostics()
-        problems = validate(config)
-        if problems:
-            raise InputError("; ".join(f"{p.key}: {p.message}" for p in problems))
+        require_valid(config)
         config = options.adjust(config)
         opened = open_model(
             config,
