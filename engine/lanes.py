@@ -18,9 +18,27 @@ from typing import NamedTuple
 
 from engine.counters import LATENCY_BUCKETS, LaneCounters
 from engine.errors import ReadError
-from engine.mapping import PAGE, ShardMapping, page_floor
+from engine.mapping import PAGE, ShardMapping, move_pages, page_floor
 
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+class Release(NamedTuple):
+    """Pages to give back to the system; no read of the same call touches them."""
+
+    shard: int
+    first: int
+    last: int
+
+
+class Move(NamedTuple):
+    """Memory that a read takes over: `length` bytes of pages, from a shard's offset `first` to
+    the read's own offset `target`. All are page multiples."""
+
+    shard: int
+    first: int
+    target: int
+    length: int
 
 
 class Read(NamedTuple):
@@ -31,14 +49,8 @@ class Read(NamedTuple):
     last: int
     tag: object
     """What is read, for errors and traces; None for dense weights."""
-
-
-class Release(NamedTuple):
-    """Pages to give back to the system; no read of the same call touches them."""
-
-    shard: int
-    first: int
-    last: int
+    move: Move | None = None
+    """Done first, so that the read goes into memory that is there already."""
 
 
 class ReadOutcome(NamedTuple):
@@ -160,6 +172,8 @@ class Lanes:
             return None
         read = job
         started = perf_counter_ns()
+        if read.move is not None:
+            self._move(read.move, mapping)
         done, error = 0, None
         try:
             done = read_range(fds[read.shard], mapping.view, read.first, read.last, mapping.size)
@@ -172,6 +186,11 @@ class Lanes:
         counters.busy_ns[lane] += took
         counters.latency_counts[lane, min((took // 1000).bit_length(), LATENCY_BUCKETS - 1)] += 1
         return ReadOutcome(read, lane, done, took, error)
+
+    def _move(self, move: Move, target: ShardMapping) -> None:
+        source = self._mappings[move.shard]
+        if not move_pages(source.base + move.first, target.base + move.target, move.length):
+            source.release(move.first, move.first + move.length)
 
     def _explain(self, outcome: ReadOutcome) -> str:
         read, error = outcome.read, outcome.error

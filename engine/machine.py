@@ -17,6 +17,7 @@ from pathlib import Path
 import psutil
 
 _CGROUP_ROOT = Path("/sys/fs/cgroup")
+_DEFAULT_MAX_MAPPINGS = 65530
 _UNLIMITED_BYTES = 2**60
 """cgroup v1 says "no limit" as a number near 2^63."""
 
@@ -115,6 +116,11 @@ def userfaultfd_refusal() -> str | None:
         errno.EINVAL: "the kernel is older than 5.11",
     }
     return reasons.get(code, os.strerror(code))
+
+
+def max_mappings() -> int:
+    """How many memory mappings the system allows a process."""
+    return _read_number(Path("/proc/sys/vm/max_map_count")) or _DEFAULT_MAX_MAPPINGS
 
 
 def cpu_name() -> str:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from engine import ggml
+from engine import ggml, machine
 from engine.config import AUTO, RunConfig
 from engine.counters import Allocate, ExpertCounters, LaneCounters, RoutingCounters, private
 from engine.dense import dense_ranges, place_dense_weights
@@ -21,7 +21,7 @@ from engine.ggml import AbortFlag, ThreadPool, llama
 from engine.graph import GraphPlan, learn
 from engine.hook import EvalHook, GraphCapture, GraphChanged
 from engine.lanes import Lanes
-from engine.mapping import ShardMapping, capture_log, load_model
+from engine.mapping import ShardMapping, capture_log, load_model, pages_can_move
 from engine.model_file import ModelFile
 from engine.residency import (
     ExpertCache,
@@ -39,6 +39,7 @@ from engine.sizing import (
     cold_rule,
     default_threads,
     lossy_notes,
+    mappings_needed,
 )
 
 _ABORTED = 2
@@ -68,6 +69,8 @@ class OpenModel:
     lanes: Lanes | None = None
     expert_counters: ExpertCounters | None = None
     router: ExpertRouter | None = None
+    moves_pages: bool = False
+    """Whether a read may take over the memory of what was evicted for it."""
     dense_bytes: int = 0
     kv_bytes: int | None = None
     """Memory of the context's keys, values and states; None: llama.cpp did not say."""
@@ -313,6 +316,7 @@ def _start_streaming(opened: OpenModel, config: RunConfig, report: Progress, poi
         opened.notes.append(
             "O_DIRECT is not possible on this filesystem: reading through the page cache"
         )
+    _see_whether_pages_move(opened)
     weights = [opened.file.tensors[name] for name in opened.plan.dense_weights]
     ranges = dense_ranges(weights, opened.layers, len(opened.mappings))
     place_dense_weights(
@@ -345,6 +349,22 @@ def _start_streaming(opened: OpenModel, config: RunConfig, report: Progress, poi
     opened.hook.install(router)
 
 
+def _see_whether_pages_move(opened: OpenModel) -> None:
+    wanted = mappings_needed(opened.layers)
+    opened.moves_pages = pages_can_move() and wanted <= machine.max_mappings()
+    if not pages_can_move():
+        opened.notes.append(
+            "this kernel cannot move memory between experts (Linux 5.7 can): evicted memory is "
+            "freed and taken anew, which reads slower"
+        )
+    elif not opened.moves_pages:
+        opened.notes.append(
+            f"vm.max_map_count = {machine.max_mappings()} is too low to move memory between this "
+            f"model's experts: evicted memory is freed and taken anew, which reads slower. "
+            f"sysctl vm.max_map_count={wanted} lifts that"
+        )
+
+
 def _start_observing(opened: OpenModel) -> None:
     opened.learn_graph()
     assert opened.plan is not None
@@ -369,4 +389,5 @@ def new_store(opened: OpenModel, budget_bytes: int, *, poison: bool = False) -> 
         budget_bytes,
         counters=opened.expert_counters,
         poison=poison,
+        moves_pages=opened.moves_pages,
     )

@@ -1,8 +1,9 @@
 """The expert cache: which experts are in memory, what they cost, and who goes first.
 
 An entry is one (layer, expert): its slice in every bank of the layer. One global budget in bytes
-holds over all entries, each counted at its own size; the least recently used entry goes first, and
-its pages are given back to the system, so the budget bounds memory for real.
+holds over all entries, each counted at its own size; the least recently used entry goes first. Its
+pages are moved under the entry that needed the room, or given back to the system where that does
+not go, so the budget bounds memory for real.
 
 The callback's thread owns this module's objects; nothing here takes a lock.
 
@@ -23,7 +24,7 @@ from dataclasses import dataclass
 from engine.counters import ABSENT, READING, RESIDENT, ExpertCounters
 from engine.errors import GraphError
 from engine.graph import GraphPlan
-from engine.lanes import Read, Release
+from engine.lanes import Move, Read, Release
 from engine.mapping import ShardMapping, page_ceil, page_floor
 from engine.model_file import ModelFile
 
@@ -125,6 +126,8 @@ class ExpertStore(ABC):
         self.hits = 0
         self.misses = 0
         self.evictions = 0
+        self.moved = 0
+        """Reads that went into the memory of an evicted entry."""
         self._releases: list[Release] = []
 
     @property
@@ -145,7 +148,7 @@ class ExpertStore(ABC):
         """
 
     def arrived(self, reads: Iterable[Read]) -> None:
-        """Reads that `stage` asked for are in place."""
+        """Reads that `stage` asked for are in place, and what it gave up is gone."""
         for read in reads:
             if isinstance(read.tag, ExpertTag):
                 self.counters.state[read.tag.index, read.tag.expert] = RESIDENT
@@ -185,6 +188,15 @@ class ExpertStore(ABC):
                     self.mappings[bank.shard].fill(first, last, POISON_BYTE)
 
 
+def own_pages(bank: Bank, expert: int) -> tuple[int, int]:
+    """The pages that hold nothing but an expert's slice; none if the first is not below the last.
+
+    Always within `slice_pages`, which a shared page at either end makes larger.
+    """
+    start = bank.offset + expert * bank.slice_bytes
+    return page_ceil(start), page_floor(start + bank.slice_bytes)
+
+
 def slice_pages(bank: Bank, expert: int) -> tuple[int, int]:
     """The pages that hold an expert's slice, without those shared with other tensors."""
     start = bank.offset + expert * bank.slice_bytes
@@ -205,10 +217,14 @@ class ExpertCache(ExpertStore):
         *,
         counters: ExpertCounters | None = None,
         poison: bool = False,
+        moves_pages: bool = False,
     ) -> None:
+        """`moves_pages`: let a read take over the memory of what was evicted for it."""
         super().__init__(layers, mappings, counters=counters, poison=poison)
         self._budget = budget_bytes
         self._resident = 0
+        self._moves_pages = moves_pages
+        self._gone: list[tuple[int, int]] = []
         # Oldest first. An OrderedDict moves and drops an entry in constant time, in C.
         self._order: OrderedDict[int, int] = OrderedDict()
         self._entry_bytes = [layer.entry_bytes for layer in self.layers]
@@ -267,7 +283,12 @@ class ExpertCache(ExpertStore):
         for expert in missing:
             counters.state[index, expert] = READING
             reads.extend(self._reads_of(index, expert))
-        return reads
+        return self._into_freed_memory(index, reads) if self._releases else reads
+
+    def arrived(self, reads: Iterable[Read]) -> None:
+        super().arrived(reads)
+        if self._gone:
+            self._poison_gone()
 
     def forget(self, index: int, experts: Iterable[int]) -> None:
         for expert in experts:
@@ -298,12 +319,42 @@ class ExpertCache(ExpertStore):
             if first < last:
                 self._releases.append(Release(bank.shard, first, last))
         if self.poison:
-            self._release_now()
-            self._poison_slices(index, [expert])
+            self._gone.append((index, expert))
+
+    def _into_freed_memory(self, index: int, reads: list[Read]) -> list[Read]:
+        """Pair reads with what was evicted for them, slice by slice in the order of banks."""
+        if not self._moves_pages:
+            return reads
+        paired: list[Read] = []
+        rest: list[Release] = []
+        releases = self._releases
+        banks = {bank.name: bank for bank in self.layers[index].banks}
+        while reads and releases:
+            read, release = reads.pop(), releases.pop()
+            assert isinstance(read.tag, ExpertTag)
+            first, last = own_pages(banks[read.tag.projection], read.tag.expert)
+            length = min(last - first, release.last - release.first)
+            if length > 0:
+                read = read._replace(move=Move(release.shard, release.first, first, length))
+                self.moved += 1
+                release = release._replace(first=release.first + length)
+            paired.append(read)
+            if release.first < release.last:
+                rest.append(release)
+        releases += rest
+        return reads + paired[::-1]
 
     def _release_now(self) -> None:
         for release in self.take_releases():
             self.mappings[release.shard].release(release.first, release.last)
+        self._poison_gone()
+
+    def _poison_gone(self) -> None:
+        """Once their memory is gone, slices that were given up hold poison (for tests)."""
+        for index, expert in self._gone:
+            if not self.is_resident(index, expert):
+                self._poison_slices(index, [expert])
+        self._gone = []
 
 
 class MappedExperts(ExpertStore):

@@ -88,6 +88,16 @@ def choose_cache(config: RunConfig, layers: Sequence[ExpertLayer], top_k: int) -
     return CacheChoice(budget, f"of {all_experts // MIB}: {reason}", "")
 
 
+def mappings_needed(layers: Sequence[ExpertLayer]) -> int:
+    """How many memory mappings moving pages between slices may take.
+
+    Moved pages cannot be merged with their neighbours, so in the worst case every slice, and what
+    lies around the banks, becomes a mapping of its own. The last term is for the whole process.
+    """
+    slices = sum(layer.n_expert * len(layer.banks) for layer in layers)
+    return slices + 2 * sum(len(layer.banks) for layer in layers) + 4096
+
+
 def token_demand_bytes(layers: Sequence[ExpertLayer], top_k: int) -> int:
     """Expert bytes that one token routes to."""
     return sum(layer.entry_bytes * min(top_k, layer.n_expert) for layer in layers)

@@ -98,7 +98,7 @@ def counts_of(session: Session) -> dict[str, Any]:
     router = session._opened.router
     assert router is not None
     lanes_used = int((router.lanes.counters.reads > 0).sum())
-    return {**asdict(counts), "lanes_used": lanes_used}
+    return {**asdict(counts), "lanes_used": lanes_used, "moved": router.store.moved}
 
 
 def assert_same(got: Run, expected: Run) -> None:

@@ -15,8 +15,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from engine import lanes as lanes_module
 from engine.errors import ReadError
-from engine.lanes import Lanes, Read, Release, direct_reads_work, read_range
+from engine.lanes import Lanes, Move, Read, Release, direct_reads_work, read_range
 from engine.mapping import PAGE, ShardMapping, page_ceil
 
 SIZE = 40 * PAGE + 123
@@ -97,6 +98,25 @@ def test_release_gives_pages_back_beside_reads(shard: ShardMapping) -> None:
         assert len(lanes.read_all([Read(0, 8 * PAGE, 9 * PAGE, None)], [Release(0, 0, PAGE)])) == 1
     assert bytes(shard.view[:PAGE]) == bytes(PAGE)
     assert bytes(shard.view[PAGE : 2 * PAGE]) == shard.path.read_bytes()[PAGE : 2 * PAGE]
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_read_takes_over_memory(
+    shard: ShardMapping, allowed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether the system moves pages or not: what was read is there, what was given up is gone."""
+    if not allowed:
+        monkeypatch.setattr(lanes_module, "move_pages", lambda *_: False)
+    content = shard.path.read_bytes()
+    with lanes_on(shard) as lanes:
+        lanes.read_all([Read(0, 0, 8 * PAGE, None)])
+        move = Move(0, PAGE, 21 * PAGE, 3 * PAGE)
+        lanes.read_all([Read(0, 20 * PAGE, 25 * PAGE, None, move)])
+    view = bytes(shard.view)
+    assert view[20 * PAGE : 25 * PAGE] == content[20 * PAGE : 25 * PAGE]
+    assert view[PAGE : 4 * PAGE] == bytes(3 * PAGE)
+    assert view[:PAGE] == content[:PAGE]
+    assert view[4 * PAGE : 8 * PAGE] == content[4 * PAGE : 8 * PAGE]
 
 
 @given(cuts=st.lists(st.integers(1, 3 * PAGE), min_size=1, max_size=40), first=st.integers(0, 20))

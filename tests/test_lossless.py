@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from engine import machine, opening
 from engine.session import Session
 from tests import gate
 from tests.gate import EVICTING, RESIDENT, Run
@@ -58,6 +59,31 @@ def test_a_cache_that_evicts_all_the_time(
     gate.assert_same(streamed, resident(kind))
     assert streamed.counts["evictions"] > gate.N_TOKENS
     assert streamed.counts["reads"] > streamed.counts["misses"] > gate.N_TOKENS
+    assert streamed.counts["moved"] > gate.N_TOKENS
+
+
+@pytest.mark.parametrize("kind", ["tiny", "tiny-mixed"])
+def test_a_system_that_does_not_move_memory(
+    kind: str,
+    tiny_model: TinyModel,
+    resident: Callable[..., Run],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(opening, "pages_can_move", lambda: False)
+    streamed = gate.run(tiny_model(kind), EVICTING, poison=True)
+    gate.assert_same(streamed, resident(kind))
+    assert streamed.counts["evictions"] > gate.N_TOKENS
+    assert streamed.counts["moved"] == 0
+    assert any("cannot move memory" in note for note in streamed.notes)
+
+
+def test_a_system_with_too_few_mappings_says_what_to_set(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "max_mappings", lambda: 4000)
+    streamed = gate.run(tiny_model("tiny"), EVICTING, gate.PROMPTS[:1], n_tokens=8)
+    assert streamed.counts["evictions"] > 0 == streamed.counts["moved"]
+    assert any("sysctl vm.max_map_count=" in note for note in streamed.notes)
 
 
 @pytest.mark.parametrize("kind", KINDS)

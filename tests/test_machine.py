@@ -37,6 +37,10 @@ def fill(folder: Path, **files: str) -> None:
         (folder / name.replace("__", ".")).write_text(text + "\n")
 
 
+def test_mappings_of_the_system() -> None:
+    assert machine.max_mappings() == int(Path("/proc/sys/vm/max_map_count").read_text())
+
+
 def test_here() -> None:
     assert 1 <= machine.physical_cores() <= machine.usable_cpus()
     memory = machine.memory()

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.counters import ABSENT, RESIDENT
-from engine.lanes import Read
-from engine.mapping import PAGE, ShardMapping, page_ceil
+from engine.lanes import Move, Read
+from engine.mapping import PAGE, ShardMapping, move_pages, page_ceil
 from engine.residency import Bank, ExpertCache, ExpertLayer, ExpertTag, NoCache, slice_pages
 
 N_EXPERT = 6
@@ -104,16 +104,19 @@ def test_it_is_the_lru_of_the_format(calls: Calls, budget: int) -> None:
         assert cache.hits + cache.misses == looked_up
 
 
+@pytest.mark.parametrize("moves_pages", [True, False])
 @given(calls=calls, budget=st.integers(1, 200_000))
-def test_resident_bytes_are_never_given_back(calls: Calls, budget: int) -> None:
+def test_resident_bytes_are_never_given_back(moves_pages: bool, calls: Calls, budget: int) -> None:
     """Exactly the pages of resident slices are in memory, whichever neighbours come and go."""
     with arena_of(2) as (layers, shard):
-        cache = ExpertCache(layers, [shard], budget)
+        cache = ExpertCache(layers, [shard], budget, moves_pages=moves_pages)
         for index, experts in calls:
             reads = cache.stage(index % 2, experts)
             for release in cache.take_releases():
                 shard.release(release.first, release.last)
             for read in reads:
+                if read.move is not None:
+                    carry_out(read.move, shard)
                 for page in range(read.first, read.last, PAGE):
                     shard.view[page] = 1
             needed = {
@@ -126,6 +129,27 @@ def test_resident_bytes_are_never_given_back(calls: Calls, budget: int) -> None:
             }
             held = {page for page in range(0, len(shard.view), PAGE) if shard.view[page]}
             assert held == needed
+
+
+def carry_out(move: Move, shard: ShardMapping) -> None:
+    """Move pages as a lane does; what they held must not be anybody's, before or after."""
+    assert move_pages(shard.base + move.first, shard.base + move.target, move.length)
+    shard.view[move.target : move.target + move.length] = bytes(move.length)
+
+
+def test_evicted_memory_is_taken_over_before_more_is_asked_for(
+    arena: tuple[list[ExpertLayer], ShardMapping],
+) -> None:
+    layers, shard = arena
+    cache = ExpertCache(layers, [shard], 2 * layers[2].entry_bytes, moves_pages=True)
+    assert all(read.move is None for read in cache.stage(0, [0, 2]))
+    reads = cache.stage(1, [3])
+    assert cache.evictions == 1
+    assert cache.moved == sum(read.move is not None for read in reads) > 0
+    for read in reads:
+        if read.move is not None:
+            assert read.first <= read.move.target
+            assert read.move.target + read.move.length <= read.last
 
 
 def test_a_shrunk_budget_holds_at_once(
