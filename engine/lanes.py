@@ -216,8 +216,8 @@ def read_range(fd: int, view: memoryview, first: int, last: int, size: int) -> i
         if position + got >= wanted:
             break
         resume = page_floor(position + got)
-        if got == 0:
-            missing = wanted - position
+        if got == 0 or (resume == position and os.fstat(fd).st_size <= position + got):
+            missing = wanted - position - got
             raise OSError(errno.ENODATA, f"the file ended {missing} bytes before the range did")
         if resume == position:
             raise OSError(errno.EIO, f"the device gave {got} bytes and no more")

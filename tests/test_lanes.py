@@ -141,10 +141,24 @@ def test_short_reads_go_on_where_they_stopped(cuts: list[int], first: int) -> No
     assert all(offset % PAGE == 0 for offset in asked)
 
 
-def test_a_device_that_gives_no_progress_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_device_that_gives_no_progress_is_an_error(
+    shard: ShardMapping, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(os, "preadv", lambda *_: 100)
-    with pytest.raises(OSError, match="gave 100 bytes and no more"):
-        read_range(0, memoryview(bytearray(4 * PAGE)), 0, 4 * PAGE, SIZE)
+    with (
+        shard.path.open("rb") as file,
+        pytest.raises(OSError, match="gave 100 bytes and no more"),
+    ):
+        read_range(file.fileno(), memoryview(bytearray(4 * PAGE)), 0, 4 * PAGE, SIZE)
+
+
+def test_a_file_that_ends_inside_a_page_is_told_as_that(shard: ShardMapping) -> None:
+    os.truncate(shard.path, 100)
+    with (
+        shard.path.open("rb") as file,
+        pytest.raises(OSError, match="the file ended 3996 bytes before"),
+    ):
+        read_range(file.fileno(), memoryview(bytearray(PAGE)), 0, PAGE, SIZE)
 
 
 def test_o_direct_is_tried_not_guessed(tmp_path: Path) -> None:
