@@ -12,10 +12,10 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
+from engine.experts import ExpertLayer
 from engine.lanes import Lanes, Read
 from engine.mapping import ShardMapping, page_ceil, page_floor
 from engine.model_file import ModelFile, TensorEntry
-from engine.residency import ExpertLayer
 
 DensePolicy = Literal["anon", "warm", "mmap"]
 _CHUNK_BYTES = 4 << 20

@@ -29,16 +29,17 @@ class Release(NamedTuple):
     shard: int
     first: int
     last: int
+    core_first: int = 0
+    core_bytes: int = 0
+    """The part of them that may be moved instead; none if it has no bytes."""
 
 
 class Move(NamedTuple):
-    """Memory that a read takes over: `length` bytes of pages, from a shard's offset `first` to
-    the read's own offset `target`. All are page multiples."""
+    """Memory of a release that a read takes over: the release's core goes to `target`."""
 
-    shard: int
-    first: int
+    release: Release
     target: int
-    length: int
+    """Offset in the read's shard."""
 
 
 class Read(NamedTuple):
@@ -78,7 +79,7 @@ class Lanes:
         self.counters = counters or LaneCounters()
         self.o_direct = o_direct and all(direct_reads_work(m.path) for m in self._mappings)
         self._jobs: SimpleQueue[Read | Release | None] = SimpleQueue()
-        self._outcomes: SimpleQueue[ReadOutcome | None] = SimpleQueue()
+        self._outcomes: SimpleQueue[ReadOutcome | BaseException | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._own_fds: list[int] = []
         self._own_fds = self._open_all()
@@ -117,7 +118,7 @@ class Lanes:
         # Behind the reads: giving pages back is processor work that the waiting for reads hides.
         for release in releases:
             put(release)
-        done: list[ReadOutcome | None] = []
+        done: list[ReadOutcome | BaseException | None] = []
         # The caller works as lane 0 until the queue is empty, then waits for what others took.
         while True:
             try:
@@ -128,7 +129,10 @@ class Lanes:
                 done.append(self._perform(job, 0, self._own_fds))
         while len(done) < len(reads) + len(releases):
             done.append(self._outcomes.get())
-        outcomes = [outcome for outcome in done if outcome is not None]
+        for failure in done:
+            if isinstance(failure, BaseException):
+                raise failure
+        outcomes = [outcome for outcome in done if isinstance(outcome, ReadOutcome)]
         for outcome in outcomes:
             if outcome.error is not None:
                 raise ReadError(self._explain(outcome)) from outcome.error
@@ -165,7 +169,15 @@ class Lanes:
         ]
         return [os.open(path, flags) for path in paths]
 
-    def _perform(self, job: Read | Release, lane: int, fds: list[int]) -> ReadOutcome | None:
+    def _perform(
+        self, job: Read | Release, lane: int, fds: list[int]
+    ) -> ReadOutcome | BaseException | None:
+        try:
+            return self._do(job, lane, fds)
+        except BaseException as failure:  # must reach the caller, who would wait for ever
+            return failure
+
+    def _do(self, job: Read | Release, lane: int, fds: list[int]) -> ReadOutcome | None:
         mapping = self._mappings[job.shard]
         if isinstance(job, Release):
             mapping.release(job.first, job.last)
@@ -188,9 +200,17 @@ class Lanes:
         return ReadOutcome(read, lane, done, took, error)
 
     def _move(self, move: Move, target: ShardMapping) -> None:
-        source = self._mappings[move.shard]
-        if not move_pages(source.base + move.first, target.base + move.target, move.length):
-            source.release(move.first, move.first + move.length)
+        release = move.release
+        source, length = self._mappings[release.shard], release.core_bytes
+        end = release.core_first + length
+        if not move_pages(source.base + release.core_first, target.base + move.target, length):
+            source.release(release.core_first, end)
+            # A refusal may come after the target was unmapped.
+            target.claim(move.target, move.target + length)
+        if release.first < release.core_first:
+            source.release(release.first, release.core_first)
+        if end < release.last:
+            source.release(end, release.last)
 
     def _explain(self, outcome: ReadOutcome) -> str:
         read, error = outcome.read, outcome.error

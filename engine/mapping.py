@@ -125,8 +125,9 @@ def move_pages(source: int, target: int, length: int) -> bool:
     """Move the memory under own pages at `source` to own pages at `target`, contents and all.
 
     What was at `target` is given back; `source` reads as zero until loaded again. Some 35 us for a
-    slice of 216 pages, where freeing it and faulting in as many takes 300. False, with nothing
-    changed, where the system refuses (before Linux 5.7, or too many mappings).
+    slice of 216 pages, where freeing it and faulting in as many takes 300. False where the system
+    refuses (before Linux 5.7, or too many mappings): then `source` is as it was, and `target` may
+    be mapped no more.
     """
     flags = _MREMAP_MAYMOVE | _MREMAP_FIXED | _MREMAP_DONTUNMAP
     return bool(_mremap(source, length, length, flags, target) == target)

@@ -17,6 +17,7 @@ from engine.config import AUTO, RunConfig
 from engine.counters import Allocate, ExpertCounters, LaneCounters, RoutingCounters, private
 from engine.dense import dense_ranges, place_dense_weights
 from engine.errors import GraphError, InputError, ModelError
+from engine.experts import ExpertLayer, expert_layers
 from engine.ggml import AbortFlag, ThreadPool, llama
 from engine.graph import GraphPlan, learn
 from engine.hook import EvalHook, GraphCapture, GraphChanged
@@ -25,11 +26,9 @@ from engine.mapping import ShardMapping, capture_log, load_model, pages_can_move
 from engine.model_file import ModelFile
 from engine.residency import (
     ExpertCache,
-    ExpertLayer,
     ExpertStore,
     MappedExperts,
     NoCache,
-    expert_layers,
 )
 from engine.routing import ExpertRouter
 from engine.sizing import (

@@ -19,89 +19,14 @@ import os
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from engine.counters import ABSENT, READING, RESIDENT, ExpertCounters
-from engine.errors import GraphError
-from engine.graph import GraphPlan
+from engine.experts import ExpertLayer, ExpertTag, slice_pages
 from engine.lanes import Move, Read, Release
 from engine.mapping import ShardMapping, page_ceil, page_floor
-from engine.model_file import ModelFile
 
 POISON_BYTE = 0xFF
 """Every quantization reads a block of these as NaN or as a value that ruins the logits."""
-
-
-@dataclass(frozen=True)
-class Bank:
-    """All experts of one projection in one layer, as they lie in a shard."""
-
-    name: str
-    shard: int
-    offset: int
-    slice_bytes: int
-    n_expert: int
-
-    @property
-    def inside_first(self) -> int:
-        """First page that holds nothing but this bank."""
-        return page_ceil(self.offset)
-
-    @property
-    def inside_last(self) -> int:
-        """End of the last page that holds nothing but this bank."""
-        return max(self.inside_first, page_floor(self.offset + self.slice_bytes * self.n_expert))
-
-
-@dataclass(frozen=True)
-class ExpertTag:
-    """What a read of a slice is for."""
-
-    index: int
-    """The routed layer, counted from 0."""
-    layer: int
-    """The block's number in the model."""
-    expert: int
-    projection: str
-
-    def __str__(self) -> str:
-        return f"layer {self.layer}, expert {self.expert}, {self.projection}"
-
-
-@dataclass(frozen=True)
-class ExpertLayer:
-    """The banks of one routing, and what one of its experts weighs."""
-
-    number: int
-    banks: tuple[Bank, ...]
-
-    @property
-    def entry_bytes(self) -> int:
-        """Bytes of one expert over all banks."""
-        return sum(bank.slice_bytes for bank in self.banks)
-
-    @property
-    def n_expert(self) -> int:
-        """How many experts the routing chooses from."""
-        return self.banks[0].n_expert
-
-
-def expert_layers(plan: GraphPlan, file: ModelFile) -> list[ExpertLayer]:
-    """Where the learned banks lie in the file.
-
-    Raises GraphError for a bank that the file does not hold as one matrix per expert.
-    """
-    layers = []
-    for routed in plan.layers:
-        banks = []
-        for name in routed.banks:
-            entry = file.tensors.get(name)
-            if entry is None or len(entry.shape) != 3:
-                raise GraphError(f"{name} is used as an expert bank but is none in the file")
-            n_expert = entry.shape[2]
-            banks.append(Bank(name, entry.shard, entry.offset, entry.nbytes // n_expert, n_expert))
-        layers.append(ExpertLayer(routed.number, tuple(banks)))
-    return layers
 
 
 class ExpertStore(ABC):
@@ -186,24 +111,6 @@ class ExpertStore(ABC):
                 last = min(bank.offset + (expert + 1) * bank.slice_bytes, bank.inside_last)
                 if first < last:
                     self.mappings[bank.shard].fill(first, last, POISON_BYTE)
-
-
-def own_pages(bank: Bank, expert: int) -> tuple[int, int]:
-    """The pages that hold nothing but an expert's slice; none if the first is not below the last.
-
-    Always within `slice_pages`, which a shared page at either end makes larger.
-    """
-    start = bank.offset + expert * bank.slice_bytes
-    return page_ceil(start), page_floor(start + bank.slice_bytes)
-
-
-def slice_pages(bank: Bank, expert: int) -> tuple[int, int]:
-    """The pages that hold an expert's slice, without those shared with other tensors."""
-    start = bank.offset + expert * bank.slice_bytes
-    return (
-        max(page_floor(start), bank.inside_first),
-        min(page_ceil(start + bank.slice_bytes), bank.inside_last),
-    )
 
 
 class ExpertCache(ExpertStore):
@@ -317,32 +224,30 @@ class ExpertCache(ExpertStore):
             first = max(page_ceil(start) if before else page_floor(start), bank.inside_first)
             last = min(page_floor(end) if after else page_ceil(end), bank.inside_last)
             if first < last:
-                self._releases.append(Release(bank.shard, first, last))
+                core = bank.core_first(expert), bank.core_bytes
+                self._releases.append(Release(bank.shard, first, last, *core))
         if self.poison:
             self._gone.append((index, expert))
 
     def _into_freed_memory(self, index: int, reads: list[Read]) -> list[Read]:
-        """Pair reads with what was evicted for them, slice by slice in the order of banks."""
+        """Pair reads with slices of the same size that were evicted for them."""
         if not self._moves_pages:
             return reads
-        paired: list[Read] = []
-        rest: list[Release] = []
-        releases = self._releases
         banks = {bank.name: bank for bank in self.layers[index].banks}
-        while reads and releases:
-            read, release = reads.pop(), releases.pop()
+        paired: list[Read] = []
+        for read in reads:
             assert isinstance(read.tag, ExpertTag)
-            first, last = own_pages(banks[read.tag.projection], read.tag.expert)
-            length = min(last - first, release.last - release.first)
-            if length > 0:
-                read = read._replace(move=Move(release.shard, release.first, first, length))
+            bank = banks[read.tag.projection]
+            # Entries mostly have slices of one size, so the last one suits.
+            place = len(self._releases) - 1
+            while place >= 0 and self._releases[place].core_bytes != bank.core_bytes:
+                place -= 1
+            if place >= 0 and bank.core_bytes:
+                move = Move(self._releases.pop(place), bank.core_first(read.tag.expert))
+                read = read._replace(move=move)
                 self.moved += 1
-                release = release._replace(first=release.first + length)
             paired.append(read)
-            if release.first < release.last:
-                rest.append(release)
-        releases += rest
-        return reads + paired[::-1]
+        return paired
 
     def _release_now(self) -> None:
         for release in self.take_releases():

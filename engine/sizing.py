@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from engine import machine
 from engine.config import AUTO, RunConfig
+from engine.experts import ExpertLayer
 from engine.policy import TOP_K_THAT_WARNS, ColdRule
-from engine.residency import ExpertLayer
 from engine.telemetry import MIB
 
 LARGEST_BATCH = 512
@@ -91,11 +91,11 @@ def choose_cache(config: RunConfig, layers: Sequence[ExpertLayer], top_k: int) -
 def mappings_needed(layers: Sequence[ExpertLayer]) -> int:
     """How many memory mappings moving pages between slices may take.
 
-    Moved pages cannot be merged with their neighbours, so in the worst case every slice, and what
-    lies around the banks, becomes a mapping of its own. The last term is for the whole process.
+    Moved pages cannot be merged with their neighbours, so in the worst case every slice and every
+    gap between two becomes a mapping of its own. The last term is for the whole process.
     """
-    slices = sum(layer.n_expert * len(layer.banks) for layer in layers)
-    return slices + 2 * sum(len(layer.banks) for layer in layers) + 4096
+    banks = [bank for layer in layers for bank in layer.banks]
+    return sum(2 * bank.n_expert + 2 for bank in banks) + 4096
 
 
 def token_demand_bytes(layers: Sequence[ExpertLayer], top_k: int) -> int:

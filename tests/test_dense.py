@@ -8,9 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.dense import dense_ranges, subtract, union
+from engine.experts import Bank, ExpertLayer
 from engine.mapping import PAGE
 from engine.model_file import TensorEntry
-from engine.residency import Bank, ExpertLayer
 
 ranges = st.lists(
     st.tuples(st.integers(0, 60), st.integers(0, 60)).map(lambda pair: (min(pair), max(pair))),

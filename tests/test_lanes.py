@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from engine import lanes as lanes_module
 from engine.errors import ReadError
+from engine.ggml import libc
 from engine.lanes import Lanes, Move, Read, Release, direct_reads_work, read_range
 from engine.mapping import PAGE, ShardMapping, page_ceil
 
@@ -105,18 +106,38 @@ def test_a_read_takes_over_memory(
     shard: ShardMapping, allowed: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether the system moves pages or not: what was read is there, what was given up is gone."""
+
+    def refused(_source: int, target: int, length: int) -> bool:
+        """As Linux may do it: the target is unmapped, then the move turns out not to go."""
+        assert libc.munmap(ctypes.c_void_p(target), ctypes.c_size_t(length)) == 0
+        return False
+
     if not allowed:
-        monkeypatch.setattr(lanes_module, "move_pages", lambda *_: False)
+        monkeypatch.setattr(lanes_module, "move_pages", refused)
     content = shard.path.read_bytes()
     with lanes_on(shard) as lanes:
         lanes.read_all([Read(0, 0, 8 * PAGE, None)])
-        move = Move(0, PAGE, 21 * PAGE, 3 * PAGE)
-        lanes.read_all([Read(0, 20 * PAGE, 25 * PAGE, None, move)])
+        release = Release(0, PAGE, 6 * PAGE, 2 * PAGE, 3 * PAGE)
+        lanes.read_all([Read(0, 20 * PAGE, 25 * PAGE, None, Move(release, 21 * PAGE))])
     view = bytes(shard.view)
     assert view[20 * PAGE : 25 * PAGE] == content[20 * PAGE : 25 * PAGE]
-    assert view[PAGE : 4 * PAGE] == bytes(3 * PAGE)
+    assert view[PAGE : 6 * PAGE] == bytes(5 * PAGE)
     assert view[:PAGE] == content[:PAGE]
-    assert view[4 * PAGE : 8 * PAGE] == content[4 * PAGE : 8 * PAGE]
+    assert view[6 * PAGE : 8 * PAGE] == content[6 * PAGE : 8 * PAGE]
+
+
+def test_a_lane_that_cannot_work_at_all_does_not_leave_the_caller_waiting(
+    shard: ShardMapping, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> bool:
+        raise RuntimeError("out of everything")
+
+    monkeypatch.setattr(lanes_module, "move_pages", broken)
+    release = Release(0, PAGE, 6 * PAGE, 2 * PAGE, 3 * PAGE)
+    with lanes_on(shard) as lanes:
+        with pytest.raises(RuntimeError, match="out of everything"):
+            lanes.read_all([Read(0, 20 * PAGE, 25 * PAGE, None, Move(release, 21 * PAGE))] * 6)
+        assert len(lanes.read_all([Read(0, 0, PAGE, None)] * 9)) == 9
 
 
 @given(cuts=st.lists(st.integers(1, 3 * PAGE), min_size=1, max_size=40), first=st.integers(0, 20))

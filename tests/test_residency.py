@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine.counters import ABSENT, RESIDENT
+from engine.experts import Bank, ExpertLayer, ExpertTag, slice_pages
 from engine.lanes import Move, Read
 from engine.mapping import PAGE, ShardMapping, move_pages, page_ceil
-from engine.residency import Bank, ExpertCache, ExpertLayer, ExpertTag, NoCache, slice_pages
+from engine.residency import ExpertCache, NoCache
+from engine.sizing import mappings_needed
 
 N_EXPERT = 6
 SLICES = (5000, 9000)
@@ -133,8 +135,12 @@ def test_resident_bytes_are_never_given_back(moves_pages: bool, calls: Calls, bu
 
 def carry_out(move: Move, shard: ShardMapping) -> None:
     """Move pages as a lane does; what they held must not be anybody's, before or after."""
-    assert move_pages(shard.base + move.first, shard.base + move.target, move.length)
-    shard.view[move.target : move.target + move.length] = bytes(move.length)
+    release = move.release
+    assert release.first <= release.core_first
+    assert release.core_first + release.core_bytes <= release.last
+    assert move_pages(shard.base + release.core_first, shard.base + move.target, release.core_bytes)
+    shard.release(release.first, release.last)
+    shard.view[move.target : move.target + release.core_bytes] = bytes(release.core_bytes)
 
 
 def test_evicted_memory_is_taken_over_before_more_is_asked_for(
@@ -145,11 +151,61 @@ def test_evicted_memory_is_taken_over_before_more_is_asked_for(
     assert all(read.move is None for read in cache.stage(0, [0, 2]))
     reads = cache.stage(1, [3])
     assert cache.evictions == 1
-    assert cache.moved == sum(read.move is not None for read in reads) > 0
-    for read in reads:
-        if read.move is not None:
-            assert read.first <= read.move.target
-            assert read.move.target + read.move.length <= read.last
+    # Of 5000 bytes no page is sure to be a slice's own.
+    assert [read.move is not None for read in reads] == [False, True]
+    assert cache.moved == 1
+    move = reads[1].move
+    assert move is not None
+    assert reads[1].first <= move.target
+    assert move.target + move.release.core_bytes <= reads[1].last
+
+
+def test_slices_of_other_sizes_do_not_take_each_others_memory() -> None:
+    sizes = (8 * PAGE, 12 * PAGE)
+    layers = [
+        ExpertLayer(number, (Bank(f"b{number}", 0, number * 64 * PAGE, size, 4),))
+        for number, size in enumerate(sizes)
+    ]
+    memory = mmap.mmap(-1, 128 * PAGE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    shard = ShardMapping.at(Path("arena"), address, 0, 128 * PAGE, 128 * PAGE)
+    cache = ExpertCache(layers, [shard], 20 * PAGE, moves_pages=True)
+    cache.stage(0, [0, 1])
+    assert [read.move for read in cache.stage(1, [0])] == [None]
+    assert len(cache.take_releases()) == 1
+    (read,) = cache.stage(1, [1])
+    assert read.move is not None
+    assert read.move.release.core_bytes == read.last - read.first == 12 * PAGE
+
+
+def n_mappings() -> int:
+    return len(Path("/proc/self/maps").read_text().splitlines())
+
+
+def test_moving_for_ever_does_not_cut_the_address_space_into_ever_more_mappings() -> None:
+    """The system bounds them, and refuses everything once they are used up."""
+    n_expert, size = 24, 5 * PAGE + 700
+    layers = [
+        ExpertLayer(
+            number, (Bank(f"b{number}", 0, 777 + number * size * (n_expert + 1), size, n_expert),)
+        )
+        for number in range(2)
+    ]
+    end = 777 + 2 * size * (n_expert + 1)
+    memory = mmap.mmap(-1, page_ceil(end), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    shard = ShardMapping.at(Path("arena"), address, 0, page_ceil(end), end)
+    cache = ExpertCache(layers, [shard], 9 * size, moves_pages=True)
+    random = np.random.default_rng(3)
+    before = n_mappings()
+    for _ in range(2000):
+        for read in cache.stage(int(random.integers(2)), random.choice(n_expert, 3).tolist()):
+            if read.move is not None:
+                carry_out(read.move, shard)
+        cache.take_releases()
+    assert cache.moved > 2000
+    allowed = mappings_needed(layers) - mappings_needed([])
+    assert n_mappings() - before <= allowed
 
 
 def test_a_shrunk_budget_holds_at_once(

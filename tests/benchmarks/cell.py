@@ -51,6 +51,7 @@ def main() -> None:
                     "n_prompt": answer.n_prompt,
                     "wall_ms": [row.wall_ms for row in rows],
                     "io_ms": [row.io_ms for row in rows],
+                    "stall_ms": [row.stall_ms for row in rows],
                     "mgmt_ms": [row.mgmt_ms for row in rows],
                     "overhead_ms": [row.loop_overhead_ms for row in rows],
                     "read_bytes": [row.read_bytes for row in rows],
