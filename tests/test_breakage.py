@@ -79,7 +79,7 @@ class TestHeaders:
         change = with_value(QWEN + "rope.dimension_count", U32, 1)
         path = changed(tiny_model(), tmp_path / "x.gguf", change)
         done = program("run", path, "-p", "x", *SHORT, capture_output=True)
-        assert done.returncode == 1
+        assert done.returncode == 2
         assert "x.gguf: llama.cpp cannot go on" in done.stderr
         assert len(done.stderr.splitlines()) == 1
 
