@@ -14,9 +14,9 @@ from engine.ggml import llama
 from engine.vocabulary import Vocabulary
 
 Message = Mapping[str, str]
-_REASONING = re.compile(
-    r"\A\s*<(?P<tag>think|thinking|reasoning|seed:think)>(?P<inside>.*?)(?:</(?P=tag)>|\Z)", re.S
-)
+_TAGS = "think|thinking|reasoning|seed:think"
+_REASONING = re.compile(rf"\A\s*<(?P<tag>{_TAGS})>(?P<inside>.*?)(?:</(?P=tag)>|\Z)", re.S)
+_BEGUN = re.compile(rf"<(?:{_TAGS})>\s*\Z")
 
 
 class ChatTemplate:
@@ -59,6 +59,10 @@ class ChatTemplate:
                 "the model's chat template makes an empty prompt of these messages; "
                 "--raw goes without it"
             )
+        if begun:
+            # Where the template opens the reasoning, the answer so far has its own opening, or
+            # is one without any.
+            text = text.removesuffix(begun_reasoning(text))
         return text + begun
 
 
@@ -67,6 +71,16 @@ def _reason(error: Exception) -> str:
     if isinstance(error, (jinja2.TemplateError, ValueError)):
         return str(error)
     return f"{type(error).__name__}: {error}".rstrip(": ")
+
+
+def begun_reasoning(prompt: str) -> str:
+    """The mark that opens the reasoning, if a prompt ends with one; empty if not.
+
+    Such a template leaves only the rest to the model, so the mark is told before its first words:
+    whoever reads the answer, now or when it is kept, finds where the reasoning begins.
+    """
+    match = _BEGUN.search(prompt)
+    return match[0] if match else ""
 
 
 def split_reasoning(text: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -259,20 +259,63 @@ def uses_openmp() -> bool:
     return any(name in library for name in (b"libgomp.so", b"libomp.", b"libiomp5."))
 
 
+def _cores() -> set[int]:
+    """Where the calling thread may run; empty where the system does not tell."""
+    return os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set()
+
+
+def _run_on(cores: set[int]) -> None:
+    # Only speed depends on it, and a container may lose cores while we run.
+    with suppress(OSError):
+        os.sched_setaffinity(0, cores)
+
+
 class ThreadPool:
     """Compute threads that spin inside a graph and sleep between graphs (`poll = 0`).
 
     Between graphs the callback waits for reads; threads that spun there would starve the lanes.
+
+    Where there is a thread for every core, each is bound to one. They meet at a barrier after every
+    node: if any other process makes the scheduler put two of them on one core, each barrier costs
+    a time slice, and a token takes several times as long (docs/performance.md). With cores to
+    spare the scheduler may choose: another process may want the very cores that we would take.
+
     An OpenMP build has its own threads: for it this is nothing.
     """
 
     def __init__(self, n_threads: int) -> None:
         self._pool: int | None = None
-        if not uses_openmp():
-            params = _ThreadpoolParams()
-            _threadpool_params_init(ctypes.byref(params), n_threads)
-            params.poll = 0
-            self._pool = _threadpool_new(ctypes.byref(params))
+        self._own_core: set[int] = set()
+        """Of the thread that decodes, while it decodes; empty: any."""
+        if uses_openmp():
+            return
+        params = _ThreadpoolParams()
+        _threadpool_params_init(ctypes.byref(params), n_threads)
+        params.poll = 0
+        cores = _cores()
+        bound = 1 < n_threads == len(cores) and max(cores) < len(params.cpumask)
+        if bound:
+            params.strict_cpu = True
+            for core in cores:
+                params.cpumask[core] = True
+        # This also binds the thread that calls it, which has other things to do than to decode.
+        self._pool = _threadpool_new(ctypes.byref(params))
+        if bound:
+            self._own_core = _cores()
+            _run_on(cores)
+
+    @contextmanager
+    def computing(self) -> Iterator[None]:
+        """While the calling thread decodes: it is one of the compute threads."""
+        if not self._own_core:
+            yield
+            return
+        before = _cores()
+        _run_on(self._own_core)
+        try:
+            yield
+        finally:
+            _run_on(before)
 
     def attach(self, context: Any) -> None:
         """Let `context` compute on this pool."""

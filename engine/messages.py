@@ -31,6 +31,7 @@ class Open:
     """Open this model; one that is open is closed first. Answered by Opened or OpenFailed."""
 
     config: RunConfig
+    request: int = 0
 
 
 @dataclass(frozen=True)
@@ -106,6 +107,7 @@ class OpenProgress:
 
     stage: str
     fraction: float
+    request: int = 0
 
 
 @dataclass(frozen=True)
@@ -123,6 +125,7 @@ class Opened:
     kv_bytes: int | None
     """Memory of the context's keys and values; None: unknown."""
     counters: CounterTable
+    request: int = 0
 
 
 @dataclass(frozen=True)
@@ -132,6 +135,7 @@ class OpenFailed:
     message: str
     error: str
     """The class in engine/errors.py, OpeningStopped after Cancel, or another exception's name."""
+    request: int = 0
 
 
 @dataclass(frozen=True)

@@ -89,3 +89,5 @@ class StreamCounts:
     mass_discarded: float
     """Router's shares of what was dropped or replaced, each routing being 1."""
     bytes: int
+    resident_bytes: int = 0
+    """Experts that are in memory now."""

@@ -6,7 +6,7 @@ time may use a session; only `cancel` may be called from another.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
 from types import TracebackType
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from engine import live_settings
-from engine.chat import ChatTemplate, Message, split_reasoning
+from engine.chat import ChatTemplate, Message, begun_reasoning, split_reasoning
 from engine.config import RunConfig, require_valid
 from engine.counters import Allocate, private
 from engine.diagnostics import Diagnostics
@@ -25,6 +25,7 @@ from engine.recorder import Recorder
 from engine.results import Answer, LayerCounts, LayerShape, ModelInfo, StreamCounts
 from engine.sampling import Sampler
 from engine.sizing import token_demand_bytes
+from engine.teacher_forcing import teacher_forced
 from engine.telemetry import MIB, Metrics
 from engine.timeline import Timeline
 from engine.turn import Turn
@@ -126,6 +127,11 @@ class Session:
         return self.config.replace(changes)
 
     @property
+    def vocabulary(self) -> Vocabulary:
+        """The model's own tokens."""
+        return self._vocabulary
+
+    @property
     def layers(self) -> tuple[LayerShape, ...]:
         """The routed layers; none where nothing is streamed."""
         return tuple(
@@ -171,6 +177,7 @@ class Session:
             substituted=int(counters.substituted.sum()),
             mass_discarded=int(counters.mass_discarded_ppb.sum()) / 1e9,
             bytes=read_bytes,
+            resident_bytes=router.store.resident_bytes,
         )
 
     def layer_counts(self) -> list[LayerCounts]:
@@ -205,15 +212,20 @@ class Session:
 
         Raises InputError for an empty prompt, or for messages to a model without a template.
         """
+        return self._tokenized(prompt)[0]
+
+    def _tokenized(self, prompt: str | Sequence[Message]) -> tuple[list[int], str]:
+        """The tokens, and the reasoning mark with which the template ends."""
         if isinstance(prompt, str):
             tokens = self._vocabulary.tokenize(prompt, add_special=True, parse_special=True)
-            empty = not prompt
+            empty, opening = not prompt, ""
         else:
             if self._template is None:
                 raise InputError(
                     "this model has no chat template, so it can only complete raw text (--raw)"
                 )
             text = self._template.prompt(prompt)
+            opening = begun_reasoning(text)
             # The template writes its own begin-of-text where it wants one.
             add_bos = self._vocabulary.adds_bos and not text.startswith(
                 self._vocabulary.bos_text or "\0"
@@ -222,7 +234,7 @@ class Session:
             empty = not any(message["content"] for message in prompt)
         if empty or not tokens:
             raise InputError("the prompt is empty: give a text to answer or to go on from")
-        return tokens
+        return tokens, opening
 
     def generate(
         self,
@@ -242,10 +254,10 @@ class Session:
         stays usable).
         """
         self._timeline.cancelled = False
-        tokens = self.tokenize(prompt)
+        tokens, opening = self._tokenized(prompt)
         limit = self._room_for(len(tokens), n_predict or self.config.run.n_predict, fit_answer)
         sampler = Sampler(self.config.sampling)
-        turn = Turn(TextStream(self.config.run.stop), limit, sampler, on_text, on_token)
+        turn = Turn(TextStream(self.config.run.stop), limit, sampler, on_text, on_token, opening)
         self._recorder.begin_turn(len(tokens))
         try:
             turn.n_reused = self._prefill(tokens, progress)
@@ -257,6 +269,12 @@ class Session:
         if self._timeline.cancelled:
             turn.stop_reason = "cancelled"
         return self._answer(turn, len(tokens))
+
+    def teacher_force(
+        self, tokens: Sequence[int], n_prompt: int = 0, on_prompt: Callable[[], None] | None = None
+    ) -> Iterator[np.ndarray]:
+        """Decode given tokens one by one in an emptied context (see `engine.teacher_forcing`)."""
+        return teacher_forced(self._timeline, self._recorder, tokens, n_prompt, on_prompt)
 
     def cancel(self) -> None:
         """Stop the running generation within a token. May be called from any thread."""

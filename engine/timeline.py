@@ -110,7 +110,7 @@ class Timeline:
         hook.begin()
         if not self.cancelled:
             opened.abort.clear()
-        with self._recorder.timed_decode():
+        with opened.pool.computing(), self._recorder.timed_decode():
             status = llama.llama_decode(opened.context, self._batch)
         if status == _ABORTED:
             opened.abort.clear()

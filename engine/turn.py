@@ -18,6 +18,8 @@ class Turn:
     sampler: Sampler
     on_text: Callable[[str], None] | None
     on_token: Callable[[int], None] | None
+    opening: str = ""
+    """What stands before the first words: a reasoning mark that the prompt has already."""
     tokens: list[int] = field(default_factory=list)
     text: list[str] = field(default_factory=list)
     stop_reason: str = "length"
@@ -36,6 +38,7 @@ class Turn:
 
     def _say(self, text: str) -> None:
         if text:
+            text, self.opening = self.opening + text, ""
             self.text.append(text)
             if self.on_text is not None:
                 self.on_text(text)

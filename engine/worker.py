@@ -180,7 +180,7 @@ class Worker:
         def progress(stage: str, fraction: float) -> None:
             if self._is_cancelled(number):
                 raise OpeningStopped("opening the model was stopped")
-            self._outbox.progress(OpenProgress(stage, fraction))
+            self._outbox.progress(OpenProgress(stage, fraction, command.request))
 
         self._close_session()
         try:
@@ -192,7 +192,7 @@ class Worker:
                 command.config, progress=progress, allocate=self._arena.allocate
             )
         except Exception as error:
-            self._outbox.put(OpenFailed(_words(error), type(error).__name__))
+            self._outbox.put(OpenFailed(_words(error), type(error).__name__, command.request))
             return
         session = self._session
         self._outbox.put(
@@ -204,6 +204,7 @@ class Worker:
                 load_s=session.metrics.load_s,
                 kv_bytes=session.kv_bytes,
                 counters=self._arena.table,
+                request=command.request,
             )
         )
 

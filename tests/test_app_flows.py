@@ -9,6 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from textual import events
+from textual._xterm_parser import XTermParser
+from textual.binding import Binding
+from textual.geometry import Region
 from textual.pilot import Pilot
 from textual.widgets import Input, OptionList
 
@@ -18,6 +22,10 @@ from tests.conftest import TinyModel
 from tests.engine_app import config as tiny_config
 from tests.frozen_engine import FrozenEngine
 from tuiwork.app import TuiworkApp, make_app
+from tuiwork.chat.history import History
+from tuiwork.chat.pane import ChatPane
+from tuiwork.kept import KeptLines
+from tuiwork.keys import BINDINGS
 from tuiwork.meters.glyphs import ASCII
 from tuiwork.meters.heat import Mode
 from tuiwork.meters.meters import Doing
@@ -25,6 +33,7 @@ from tuiwork.panels.heatmap import HeatmapPanel
 from tuiwork.panels.palette import Depth
 from tuiwork.screens.help import HelpScreen
 from tuiwork.screens.profiles import ProfilesScreen
+from tuiwork.screens.welcome import WelcomeScreen
 from tuiwork.tuning import profiles
 
 DROP, CACHE = "routing.drop-cold-experts", "stream.cache-mb"
@@ -266,7 +275,25 @@ class TestEngine:
             assert engine.calls[-1] == ("cancel", None)
 
 
+def arrives(key: str) -> bool:
+    """Whether a terminal without a keyboard protocol can send Alt with this letter or digit."""
+    parser = XTermParser()
+    sent = [*parser.feed("\x1b" + key[-1]), *parser.feed("")]
+    return [event.key for event in sent if isinstance(event, events.Key)] == [key]
+
+
 class TestKeys:
+    async def test_every_alt_key_can_be_sent(self) -> None:
+        """Escape and b is a word to the left, and Escape and 3 a pound sign."""
+        assert arrives("alt+p") and not arrives("alt+b") and not arrives("alt+3")
+        n_alt = 0
+        for binding in [*BINDINGS, *ChatPane.BINDINGS]:
+            keys = binding.key.split(",") if isinstance(binding, Binding) else [binding[0]]
+            alt = [key for key in keys if key.startswith("alt+") and len(key) == len("alt+x")]
+            n_alt += len(alt)
+            assert not alt or any(map(arrives, alt)), keys
+        assert n_alt > 8
+
     async def test_a_key_moves_by_its_id(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -383,18 +410,78 @@ class TestScreens:
             assert any(title.startswith("Chat:") for title in titles)
 
 
+class TestKeptLines:
+    async def test_what_is_kept_is_what_would_be_drawn(self) -> None:
+        async with workbench((120, 40)) as (app, engine, pilot):
+
+            async def same(after: str) -> None:
+                await pilot.pause(0.6)
+                for widget in app.screen.query("*").results():
+                    if not isinstance(widget, KeptLines) or not widget.display:
+                        continue
+                    crop = Region(0, 0, *widget.outer_size)
+                    kept, widget._kept = widget.render_lines(crop), None
+                    assert list(map(list, kept)) == list(map(list, widget.render_lines(crop))), (
+                        after, widget,
+                    )  # fmt: skip
+
+            for _ in range(20):
+                engine.step(drop=0.5)
+            engine.tokens(9)
+            await same("tokens")
+            await pilot.press("h", "i", "enter")
+            engine.answer()
+            await same("an answer")
+            app.workbench.show_panel(0)
+            await pilot.press("right", "down")
+            await same("a cursor in the map")
+            await pilot.press("z")
+            await same("a zoomed panel")
+            await pilot.press("escape", "f3")
+            await same("the tuning form")
+            app.theme = "textual-light"
+            await same("another theme")
+            await pilot.resize_terminal(200, 60)
+            await same("another size")
+
+
 class TestTerminals:
-    async def test_without_utf8_the_panels_are_ascii(self) -> None:
-        async with workbench((120, 40), glyphs=ASCII) as (app, engine, pilot):
+    async def test_without_utf8_everything_is_ascii(self, tmp_path: Path) -> None:
+        """Panels, chat, dialogs, toasts, Textual's own parts, and what a model may say."""
+        history = History(tmp_path)
+        options: dict[str, Any] = {"glyphs": ASCII, "keep_history": True, "history": history}
+        async with workbench((120, 40), **options) as (app, engine, pilot):
+
+            async def looks(where: str) -> None:
+                await pilot.pause(0.5)
+                assert screen_text(app).isascii(), (where, screen_text(app))
+
             engine.tokens(30)
             for _ in range(20):
                 engine.step(drop=0.5)
-            await pilot.press("f6")
-            await pilot.pause(0.6)
-            for panel in app.workbench.board.panels:
-                for y in range(panel.content_size.height):
-                    line = panel.render_line(y).text
-                    assert line.isascii(), (panel.id, line)
+            await pilot.press("f6", "h", "i", "enter")
+            text = "<think>x</think># A\n- b\n  - c\n\n> d — “e”\n\n|a|b|\n|--|--|\n|1|2|\n"
+            engine.answer(text + "```python\nx = 1\n```\nÜber \u4e16\u754c \x1b[31m")
+            await looks("the chat and the panels")
+            assert "?ber ????" in screen_text(app)
+            app.say("from 1 → 2 … “done”", is_refusal=True)
+            await looks("a toast")
+            for action in (
+                "tuning", "help", "profiles", "trial", "open_model", "command_palette",
+                "chat.history", "chat.system", "chat.rename",
+            ):  # fmt: skip
+                if action.startswith("chat."):
+                    getattr(app.workbench.chat, f"action_{action.removeprefix('chat.')}")()
+                else:
+                    await app.run_action(action)
+                await looks(action)
+                await pilot.press("escape")
+                await pilot.pause(0.2)
+            app.workbench.chat.context_full("the prompt has 5 000 tokens")
+            await looks("a full context")
+            await pilot.press("escape")
+            app.push_screen(WelcomeScreen("a model…"))
+            await looks("the welcome")
 
     async def test_without_colour_glyphs_tell_the_states_apart(
         self, monkeypatch: pytest.MonkeyPatch
@@ -404,8 +491,9 @@ class TestTerminals:
             for _ in range(30):
                 engine.step(drop=1.0)
             await pilot.pause(0.6)
-            strips = app.workbench.board.panels[0]
-            text = "".join(strips.render_line(y).text for y in range(12))
+            panel = app.workbench.board.panels[0]
+            strips = panel.render_lines(Region(0, 0, *panel.outer_size))
+            text = "".join(strip.text for strip in strips[1:13])
             assert {"◆", "×", "·"} <= set(text)
             assert set("░▒▓█") & set(text)
             assert app.native_ansi_color
@@ -472,7 +560,7 @@ class TestRealEngine:
         app = make_app(tiny_config(model, run__n_predict=60), keep_history=False, depth=Depth.FULL)
         async with app.run_test(notifications=True, size=(120, 40)) as pilot:
             await until(pilot, lambda: app.meters.opened is not None)
-            await pilot.press("alt+b")
+            await pilot.press("alt+a")
             await pilot.pause()
             app.screen.query_one("#choice-B", Select).value = "app"
             await pilot.press(*"hello", "enter")

@@ -9,6 +9,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.ansi import AnsiDecoder
+from rich.console import Console
+from rich.segment import Segment
+from rich.style import Style
+from textual.strip import Strip
 
 from engine.counters import ABSENT, LATENCY_BUCKETS, MAX_LANES, READING, RESIDENT
 from engine.messages import EngineDied, LiveChanged, PromptProgress
@@ -20,6 +25,7 @@ from tuiwork.meters.heat import DISCARDED, LEVELS, NOTHING, READ_NOW, Grid, Mode
 from tuiwork.meters.meters import Doing, Meters
 from tuiwork.meters.ring import Ring
 from tuiwork.meters.tokens import PARTS, TokenHistory, parts_ms, shares, stacked, token_ms
+from tuiwork.panels.map_line import MapLine, Run
 
 RANDOM = np.random.default_rng(2)
 
@@ -274,6 +280,32 @@ class TestGlyphs:
         assert len(UNICODE.fills) == len(ASCII.fills) == len(PARTS)
 
 
+class TestMapLine:
+    def line(self) -> tuple[MapLine, Console]:
+        console = Console(color_system="truecolor", force_terminal=True)
+        styles = [Style(color="#ffffff", bgcolor=f"#0000{n:02x}") for n in range(4)]
+        runs = [Run(Segment("▀" * (n + 1), style), console) for n, style in enumerate(styles)]
+        edge = Strip([Segment("|", Style(color="#808080"))])
+        return MapLine(edge, runs, edge, 12), console
+
+    def test_what_is_sent_shows_the_same_cells_in_the_same_colours(self) -> None:
+        line, console = self.line()
+        plain = Strip(list(line))
+        sent = [AnsiDecoder().decode_line(strip.render(console)) for strip in (line, plain)]
+        cells = [
+            [(char, text.get_style_at_offset(console, x)) for x, char in enumerate(text.plain)]
+            for text in sent
+        ]
+        assert cells[0] == cells[1]
+        assert line.text == "|▀▀▀▀▀▀▀▀▀▀|"
+
+    def test_under_a_dialog_it_is_cut_like_any_strip(self) -> None:
+        line, console = self.line()
+        left, right = line.divide([3, 12])
+        assert (left.text, right.text) == ("|▀▀", "▀▀▀▀▀▀▀▀|")
+        assert AnsiDecoder().decode_line(left.render(console)).plain == "|▀▀"
+
+
 class TestMeters:
     def opened(self) -> tuple[Meters, FrozenEngine]:
         from engine.config import RunConfig
@@ -283,6 +315,14 @@ class TestMeters:
         engine.open(RunConfig().replace({"routing.drop-cold-experts": 0.5}))
         meters.attach(engine.live)
         return meters, engine
+
+    def test_the_budget_is_known_before_the_first_token(self) -> None:
+        meters, engine = self.opened()
+        assert meters.totals is not None and meters.totals.budget_bytes == 0
+        assert meters.budget_bytes() == 4000 << 20
+        engine.step()
+        meters.tick(1.0)
+        assert meters.budget_bytes() == 4000 << 20
 
     def test_events_tell_what_the_engine_does(self) -> None:
         meters, engine = self.opened()

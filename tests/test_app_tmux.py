@@ -143,3 +143,16 @@ def test_without_a_screen_it_is_the_plain_chat(tiny_model: TinyModel, tmp_path: 
     )
     assert "8 tokens" in done.stderr
     assert "\x1b" not in done.stdout
+
+
+def test_a_message_typed_at_once_is_answered(terminal: Terminal, tiny_model: TinyModel) -> None:
+    sets = ("stream.cache-mb=1", "stream.force-cache=true", "model.threads=1", "run.n-predict=9")
+    words = [word for setting in sets for word in ("--set", setting)]
+    terminal.start(sys.executable, "-m", "tuiwork", str(tiny_model("tiny")), *words)
+    terminal.wait_for("Welcome to tuiwork")
+    terminal.type("Enter")
+    terminal.wait_for("Write a message")
+    terminal.wait_for(lambda: "Welcome" not in terminal.screen())
+    terminal.type("-l", "hello there", ";", "send-keys", "Enter")
+    terminal.wait_for("9 tokens")
+    assert "hello there" in terminal.screen()

@@ -284,7 +284,7 @@ class TestScrolling:
         assert view.scroll_y == before
         assert "new text below" in app.screen_text()
         await pilot.press("end")
-        await pilot.pause(0.7)
+        await pilot.pause(1.5)
         assert view.follows
         assert "new text below" not in app.screen_text()
         app.hear(wire.Text(1, "most\n\n" * 40))
@@ -295,23 +295,6 @@ class TestScrolling:
         await say(pilot, "Hm?")
         await answer(pilot, "Yes.")
         assert app.screen_text().splitlines()[0].endswith("You")
-
-
-class TestPlainTerminal:
-    async def test_only_ascii_where_nothing_else_can_be_shown(self) -> None:
-        app = ChatApp()
-        app.add_class("-ascii")
-        async with app.run_test(size=(80, 30)) as pilot:
-            assert app.screen_text().isascii()
-            app.hear(opened())
-            await say(pilot, "Go?")
-            await answer(
-                pilot, "<think>x</think># A\n- b\n  - c\n\n> d\n\n|a|b|\n|--|--|\n|1|2|\n" + CODE
-            )
-            app.hear(failed("ignored"))
-            await pilot.press("alt+up")
-            await pilot.pause()
-            assert app.screen_text().isascii()
 
 
 class TestLongConversations:
@@ -534,3 +517,85 @@ class TestHistory:
     async def test_every_action_is_in_the_palette(self, app: ChatApp) -> None:
         titles = [command.title for command in app.chat.palette_commands()]
         assert len(titles) == len(set(titles)) == 13
+
+
+def burst(app: ChatApp, *keys: str) -> None:
+    """Keys as a terminal gives them to the app when it had no time to look: all at once."""
+    for key in keys:
+        app.post_message(events.Key(key, key if len(key) == 1 else None))
+
+
+class TestBursts:
+    """Keys count in the order in which they were pressed, however fast they come."""
+
+    async def test_text_and_enter(self, pilot: Pilot[None], app: ChatApp) -> None:
+        burst(app, *"hello", "enter", *"next")
+        await pilot.pause(0.7)
+        assert app.told == ["hello"]
+        assert app.chat.composer.text == "next"
+
+    async def test_text_and_new_lines(self, pilot: Pilot[None], app: ChatApp) -> None:
+        burst(app, *"one", "ctrl+j", *"two", "shift+enter", *"three", "enter")
+        await pilot.pause(0.7)
+        assert app.told == ["one\ntwo\nthree"]
+
+    async def test_a_second_message_stays_while_the_first_is_answered(
+        self, pilot: Pilot[None], app: ChatApp
+    ) -> None:
+        burst(app, *"one", "enter", *"two", "enter", *"x")
+        await pilot.pause(0.7)
+        assert app.told == ["one"]
+        assert app.chat.composer.text == "twox"
+
+    async def test_a_name(self, pilot: Pilot[None], app: ChatApp) -> None:
+        app.chat.action_rename()
+        await pilot.pause(0.3)
+        burst(app, *"sea", "enter")
+        await pilot.pause(0.7)
+        assert app.chat.conversation.title == "sea"
+
+    async def test_a_search_in_the_history(self, pilot: Pilot[None], app: ChatApp) -> None:
+        for words in ("about ships", "about trees"):
+            await say(pilot, words)
+            await answer(pilot, "Yes.")
+            app.chat.action_new()
+            await pilot.pause(0.3)
+        await pilot.press("ctrl+l")
+        await pilot.pause(0.7)
+        burst(app, *"ships", "enter")
+        await pilot.pause(1.5)
+        assert app.chat.conversation.title == "about ships"
+
+
+class TestBeforeTheModel:
+    async def test_a_message_waits_for_the_model(self, pilot: Pilot[None], app: ChatApp) -> None:
+        app.hear(wire.OpenProgress("loading", 0.2))
+        await say(pilot, "early")
+        assert app.asked == []
+        assert "goes out when the model is open" in app.screen_text()
+        app.hear(opened())
+        await pilot.pause(0.7)
+        assert app.told == ["early"]
+        assert app.chat.composer.text == ""
+
+    async def test_one_that_is_written_on_does_not_go_by_itself(
+        self, pilot: Pilot[None], app: ChatApp
+    ) -> None:
+        app.hear(wire.OpenProgress("loading", 0.2))
+        await say(pilot, "early")
+        await pilot.press("x")
+        app.hear(opened())
+        await pilot.pause(0.7)
+        assert app.asked == []
+        assert app.chat.composer.text == "earlyx"
+
+    async def test_nor_when_the_model_does_not_open(self, pilot: Pilot[None], app: ChatApp) -> None:
+        app.hear(wire.OpenProgress("loading", 0.2))
+        await say(pilot, "early")
+        app.hear(wire.OpenFailed("no such file", "ModelError"))
+        await pilot.pause(0.3)
+        assert "goes out" not in app.screen_text()
+        app.hear(opened())
+        await pilot.pause(0.7)
+        assert app.asked == []
+        assert app.chat.composer.text == "early"

@@ -123,7 +123,7 @@ class TestOnTheScreen:
 
     async def _look(self, pilot: Pilot[None], app: ChatApp, name: str) -> None:
         app.chat._flush_after = 0.0
-        app.chat._flush()
+        app.chat.flush()
         await pilot.pause()
         assert screen_troubles(app) == [], name
 

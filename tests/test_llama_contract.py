@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -21,6 +22,7 @@ from engine.opening import OpenModel, open_model
 from engine.routing import matrix_at
 
 TinyModel = Callable[..., Path]
+TASKS = Path("/proc/self/task")
 
 
 @dataclass
@@ -239,3 +241,38 @@ def test_the_graph_is_learned(kind: str, tiny_model: TinyModel) -> None:
 
 def _without_view(name: str | None) -> str | None:
     return name.partition(" (")[0] if name else None
+
+
+def affinities() -> dict[int, set[int]]:
+    """Where each thread of this process may run."""
+    return {int(task.name): os.sched_getaffinity(int(task.name)) for task in TASKS.iterdir()}
+
+
+class TestThreadPool:
+    """Compute threads are bound to a core each, and nobody else is."""
+
+    def test_a_thread_for_every_core_has_its_own(self) -> None:
+        cores = os.sched_getaffinity(0)
+        if len(cores) < 2 or ggml.uses_openmp():
+            pytest.skip("one core, or a build with OpenMP")
+        before = affinities()
+        pool = ggml.ThreadPool(len(cores))
+        try:
+            workers = {task: on for task, on in affinities().items() if task not in before}
+            assert len(workers) == len(cores) - 1
+            assert affinities().items() >= before.items()
+            with pool.computing():
+                own = os.sched_getaffinity(0)
+                assert sorted([*own, *(core for on in workers.values() for core in on)]) == sorted(
+                    cores
+                )
+            assert os.sched_getaffinity(0) == cores
+        finally:
+            pool.close(None)
+
+    def test_with_cores_to_spare_the_scheduler_chooses(self) -> None:
+        cores = os.sched_getaffinity(0)
+        pool = ggml.ThreadPool(1)
+        with pool.computing():
+            assert set(map(frozenset, affinities().values())) == {frozenset(cores)}
+        pool.close(None)

@@ -18,6 +18,7 @@ from engine.messages import (
     Finished,
     LiveChanged,
     LiveRefused,
+    Opened,
     OpenFailed,
     OpenProgress,
     PromptProgress,
@@ -223,6 +224,32 @@ def test_a_second_model_takes_the_place_of_the_first(app: EngineApp, tiny_model:
     assert app.client.live["hits"].shape == (3, 8)
     assert app.client.live["totals"].sum() == 0
     assert app.answer().answer.tokens
+
+
+def test_nothing_is_heard_of_an_opening_that_another_replaced(
+    app: EngineApp, tiny_model: TinyModel
+) -> None:
+    first, second = tiny_model(), tiny_model("tiny,n-layer=3,n-expert=8")
+    app.client.open(config(first))
+    app.client.open(config(first, model__ctx=512))
+    opened = app.open(second)
+    assert opened.info.path == str(second)
+    assert [event.info.path for event in app.of(Opened)] == [str(second)]
+    assert app.of(OpenFailed) == []
+    assert app.client.opened is opened
+
+
+def test_a_running_answer_does_not_hold_up_another_model(
+    app: EngineApp, tiny_model: TinyModel
+) -> None:
+    app.open(tiny_model("tiny"), model__ctx=2048)
+    app.client.generate(HELLO, 1900)
+    app.wait_for(TokenRows)
+    before = len(app.events)
+    app.open(tiny_model("tiny,n-layer=3,n-expert=8"))
+    until_opened = [event for _, event in app.events[before:]]
+    assert not any(isinstance(event, (Finished, Failed)) for event in until_opened)
+    assert app.answer().request > 1
 
 
 @pytest.mark.parametrize("wrong", ["nowhere.gguf", "text", "setting"])

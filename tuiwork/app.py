@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,7 +14,8 @@ from typing import Any, ClassVar
 from platformdirs import user_state_path
 from textual import on
 from textual.app import App, SystemCommand
-from textual.binding import BindingType
+from textual.binding import Binding, BindingType
+from textual.filter import LineFilter
 from textual.message import Message
 from textual.screen import Screen
 
@@ -28,6 +29,7 @@ from engine.messages import (
     TraceRefused,
     Tracing,
 )
+from tuiwork.ascii_filter import AsciiFilter
 from tuiwork.chat.history import History
 from tuiwork.chat.pane import ChatPane
 from tuiwork.client import EngineClient
@@ -86,6 +88,7 @@ class TuiworkApp(App[None]):
         self._history = history
         self._first_run = first_run
         self._tick = 0
+        self._ascii = AsciiFilter(enabled=False)
         self.meters = Meters()
         self.meters.profile = profile
         self.engine: EngineClient = client(self._heard)
@@ -99,9 +102,22 @@ class TuiworkApp(App[None]):
         chat = ChatPane(
             system=system, history=self._history, keep_history=self._keep_history, id="chat"
         )
+        chat.opening = self._config is not None
+        chat.paced = True
         self.workbench = Workbench(self.meters, palette, chat, id="workbench")
         self.set_class(is_ascii(palette), "-ascii")
+        self._ascii.enabled = is_ascii(palette)
         return self.workbench
+
+    def get_line_filters(self) -> Sequence[LineFilter]:
+        """Textual's, and what this terminal needs."""
+        filters = super().get_line_filters()
+        return [*filters, self._ascii] if self._ascii.enabled else filters
+
+    def get_key_display(self, binding: Binding) -> str:
+        """A key's name, in words where its sign cannot be shown."""
+        name = super().get_key_display(binding)
+        return name.replace("⏎", "enter") if self._ascii.enabled else name
 
     def on_mount(self) -> None:
         """Start the clocks, and the engine if there is a model to open."""
@@ -133,6 +149,7 @@ class TuiworkApp(App[None]):
         self.meters.doing = Doing.OPENING
         self.meters.stage, self.meters.fraction = "starting the engine", 0.0
         self.workbench.notice.on_tick(0)
+        self.workbench.chat.model_is_coming()
         self.engine.open(config)
 
     @property
@@ -326,6 +343,7 @@ class TuiworkApp(App[None]):
     def _frame(self) -> None:
         """One tenth of a second has passed."""
         self.meters.tick(self._clock())
+        self.workbench.chat.flush()
         if self._at_workbench:
             self._tick += 1
             self.workbench.on_tick(self._tick)

@@ -72,6 +72,7 @@ class EngineClient:
         self._meter: MachineMeter | None = None
         self._requests = itertools.count(1)
         self._last_answer = 0
+        self._last_open = 0
         self._stage = "idle"
         self.config: RunConfig | None = None
         """What was asked for last; `restart` opens it again."""
@@ -96,16 +97,21 @@ class EngineClient:
         return self._stage
 
     def open(self, config: RunConfig) -> None:
-        """Open a model in place of the one that is open, in a new process if none runs."""
+        """Open a model in place of the one that is open, in a new process if none runs.
+
+        What the engine was asked before is given up, and nothing more is heard of it.
+        """
         self.config = config
         self.opened = self.live = None
+        self._last_open = next(self._requests)
         if self.running:
             self._stage = "opening"
         else:
             self._start()
         # A process that cannot even start may be dead by now; EngineDied tells of it.
         with suppress(EngineNotRunning):
-            self._send(Open(config))
+            self._send(Cancel())
+            self._send(Open(config, self._last_open))
 
     def restart(self) -> None:
         """Open what was open, in a new process; one that still runs is killed first.
@@ -190,6 +196,8 @@ class EngineClient:
     def _take(self, process: EngineProcess, event: Event) -> None:
         if process is not self._process:
             return  # the last words of a process that was given up
+        if getattr(event, "request", self._last_open) < self._last_open:
+            return  # about the model before, whose counters are gone
         if isinstance(event, EngineDied):
             event = dataclasses.replace(event, during=self._stage)
             self.opened = None

@@ -80,21 +80,23 @@ BINDINGS: list[Binding] = [
         "Save, load and compare settings", letters="p", show=False,
     ),
     *_key(
-        "alt+b", "trial", "A/B", "app.trial",
+        "alt+a", "trial", "A/B", "app.trial",
         "One prompt under two profiles, side by side", show=False,
     ),
     *_key(
-        "alt+0", "board", "Chat alone", "app.board", "Hide or show the panels",
+        "alt+c,alt+0", "board", "Chat alone", "app.board", "Hide or show the panels",
         letters="0", show=False,
     ),
     # Ahead of the chat's own Escape, and only while a model is being opened.
     Binding("escape", "stop_opening", "Stop", show=False, priority=True, id="app.stop-opening"),
     Binding("i", "write", "Write", show=False, id="app.write", tooltip="Go to the message"),
 ]  # fmt: skip
+# By their letters: of a digit with Alt, many a terminal makes a sign such as £.
 for _number, (_, _kind) in enumerate(PANELS, start=1):
     BINDINGS += _key(
-        f"alt+{_number}", f"panel({_number - 1})", _kind.TITLE, f"app.panel-{_number}",
-        f"{_kind.TITLE}: go there; again: let it fill the screen", letters=f"{_number}", show=False,
+        f"alt+{_kind.TAB[0].lower()},alt+{_number}", f"panel({_number - 1})", _kind.TITLE,
+        f"app.panel-{_number}", f"{_kind.TITLE}: go there; again: let it fill the screen",
+        letters=f"{_number}", show=False,
     )  # fmt: skip
 
 OWN_ACTIONS = frozenset(binding.action.partition("(")[0] for binding in BINDINGS)

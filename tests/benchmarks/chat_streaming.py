@@ -79,7 +79,7 @@ async def flush_costs(kind: Callable[[random.Random], Iterator[str]]) -> None:
 def flush(app: ChatApp) -> None:
     """Show what came, however soon after the last time."""
     app.chat._flush_after = 0.0
-    app.chat._flush()
+    app.chat.flush()
 
 
 def one_flush(app: ChatApp) -> None:

@@ -24,8 +24,8 @@ from tuiwork.chat.gauge import gauge
 from tuiwork.chat.history import History
 from tuiwork.chat.library import Library
 from tuiwork.chat.message_views import AnswerView, NoticeView
-from tuiwork.chat.plain import suited
 from tuiwork.chat.transcript import Transcript
+from tuiwork.kept import KeptLines
 
 FLUSH_S = 0.1
 """Between two flushes of a streaming answer; ten a second look like a flow."""
@@ -49,7 +49,7 @@ LAST_WORDS = 5
 """Lines of a dead engine's stderr that are shown."""
 
 
-class Answering(Vertical):
+class Answering(KeptLines, Vertical):
     """Messages above, the composer below, and one answer at a time streaming in."""
 
     class Ask(Message, namespace="chat_pane"):
@@ -86,6 +86,13 @@ class Answering(Vertical):
         self.model = "Model"
         self.ready = False
         """Whether a model is open."""
+        self.opening = False
+        """Whether one will be, if all goes well."""
+        self.paced = False
+        """Whether somebody calls `flush` in time with what else is drawn: each time that anything
+        is drawn costs as much again."""
+        self.held = ""
+        """The message that goes out when the model is open; empty: none does."""
         self._used: int | None = None
         self._ctx: int | None = None
         self._draft: int | None = None
@@ -102,7 +109,7 @@ class Answering(Vertical):
 
     def on_mount(self) -> None:
         """Begin idle."""
-        self._pump = self.set_interval(FLUSH_S, self._flush, pause=True)
+        self._pump = self.set_interval(FLUSH_S, self.flush, pause=True)
         self.show_status()
 
     @property
@@ -154,14 +161,16 @@ class Answering(Vertical):
                 self.exchange.tokens_came(len(event.rows))
                 return
             case wire.OpenProgress():
-                self._reopening()
+                self.model_is_coming()
             case wire.Opened():
                 self._reopening()
                 self.model, self._ctx = event.info.name, event.info.ctx
                 self._used, self.ready = 0, True
                 self.library.use_model(self.model)
+                self.model_opened()
             case wire.OpenFailed():
                 self._reopening()
+                self.held = ""
             case wire.PromptProgress():
                 self.exchange.progress(event.stage, event.fraction)
             case wire.Finished():
@@ -178,9 +187,33 @@ class Answering(Vertical):
                 return
         self.show_status()
 
+    def model_is_coming(self) -> None:
+        """A model is being opened; what is sent until then waits for it."""
+        self._reopening()
+        self.opening = True
+
+    def hold(self, text: str) -> None:
+        """Send it when the model is open, unless it is changed until then."""
+        self.composer.give_back(text)
+        self.held = self.composer.text
+        self.show_status()
+
+    def model_opened(self) -> None:
+        """Send what waited for the model."""
+        if self.held and self.composer.text == self.held:
+            self.composer.action_send()
+        self.held = ""
+
+    @on(TextArea.Changed)
+    def _held_changed(self) -> None:
+        """A message that is written on does not go out by itself."""
+        if self.held and self.composer.text != self.held:
+            self.held = ""
+            self.show_status()
+
     def _reopening(self) -> None:
         """A model takes the place of the one that was open: what that was asked is over."""
-        self.ready, self._fitting = False, False
+        self.ready, self.opening, self._fitting = False, False, False
         self._end_answer(INTERRUPTED, {})
 
     def _take_text(self, text: str) -> None:
@@ -188,9 +221,10 @@ class Answering(Vertical):
             self.exchange.text_came()
             self._live.append(text)
             self._unkept.append(text)
-            self._pump.resume()
+            if not self.paced:
+                self._pump.resume()
 
-    def _flush(self) -> None:
+    def flush(self) -> None:
         """Show what came since the last flush; pace them by what they cost."""
         now = time.monotonic()
         if self._live is None or now < self._flush_after:
@@ -229,7 +263,8 @@ class Answering(Vertical):
             self.notice(f"{event.message}\nYour message is kept: Ctrl+R tries again.")
 
     def _died(self, event: wire.EngineDied) -> None:
-        self.ready, self._used, self._fitting = False, None, False
+        self.ready, self.opening, self._used, self._fitting = False, False, None, False
+        self.held = ""
         self._end_answer(INTERRUPTED, {})
         last_words = "\n".join(event.stderr[-LAST_WORDS:])
         self.notice(
@@ -261,9 +296,8 @@ class Answering(Vertical):
         """What is going on and how full the context is, in the composer's border."""
         composer = self.composer
         status = self.exchange.status() or self.idle_status()
-        composer.border_title = Content(suited(self.app, status))
-        full = gauge(self._used, self._ctx, draft=self._draft)
-        composer.border_subtitle = Content(suited(self.app, full.plain), list(full.spans))
+        composer.border_title = Content(status)
+        composer.border_subtitle = gauge(self._used, self._ctx, draft=self._draft)
 
     @on(TextArea.Changed)
     def _draft_changed(self) -> None:

@@ -11,13 +11,14 @@ from textual.message import Message
 from textual.widgets import TextArea
 
 from tuiwork.chat.untrusted import LineEnds, without_unseen
+from tuiwork.kept import KeptLines
 
 MOST_REMEMBERED = 200
 LONGEST_MESSAGE = 2_000_000
 """Characters; no context holds more, and wrapping more would hold up the screen."""
 
 
-class Composer(TextArea):
+class Composer(KeptLines, TextArea):
     """The message being written."""
 
     DEFAULT_CSS = """
@@ -78,21 +79,31 @@ class Composer(TextArea):
 
     def action_send(self) -> None:
         """Send the message, unless there is none."""
-        text = self.text
-        if text.strip():
-            self.post_message(self.Sent(text))
+        # The app looks for priority keys before the letters typed just ahead of them have arrived
+        # here: a burst of text and Enter would find an empty message. So this queues up, too.
+        self.call_later(self._send)
 
-    def sent(self) -> None:
-        """The message was taken: remember it and begin a new one."""
+    def _send(self) -> None:
         text = self.text
+        if not text.strip():
+            return
+        # Taken out at once: what is typed from here on is another message.
         if not self._sent or self._sent[-1] != text:
             self._sent = [*self._sent, text][-MOST_REMEMBERED:]
         self._position, self._draft = len(self._sent), ""
         self.load_text("")
+        self.post_message(self.Sent(text))
+
+    def give_back(self, text: str) -> None:
+        """The message could not be sent: it stands here again, before what was typed since."""
+        if self._sent and self._sent[-1] == text:
+            self._sent.pop()
+        self._position = len(self._sent)
+        self.put(text + self.text)
 
     def action_newline(self) -> None:
         """Begin another line."""
-        self.insert("\n")
+        self.call_later(self.insert, "\n")
 
     def action_earlier(self) -> None:
         """On the first line: the message sent before; elsewhere a line up."""

@@ -83,7 +83,10 @@ class EditText(ModalScreen[str | None]):
             self._bindings.bind("enter", "save", "Save", priority=True)
 
     def action_save(self) -> None:
-        """Give the text back."""
+        """Give the text back, with all that was typed before the key."""
+        self.query_one(TextArea).call_later(self._save)
+
+    def _save(self) -> None:
         text = self.query_one(TextArea).text
         self.dismiss(" ".join(text.split()) if self._one_line else text.strip())
 

@@ -79,6 +79,10 @@ class HistoryScreen(ModalScreen[Path | None]):
         self._delete = delete or history.delete
         self._clock = clock
         self._shown: list[Summary] = []
+        self._listed: str | None = None
+        """What the list was searched for; None: nothing is listed yet."""
+        self._resumes = False
+        """Whether the first conversation that is found is to be resumed."""
 
     def compose(self) -> ComposeResult:
         """A field to search with, the list, the keys."""
@@ -113,24 +117,23 @@ class HistoryScreen(ModalScreen[Path | None]):
                 return
             batch.append(summary)
             if time.monotonic() - shown_at > BATCH_S:
-                self.app.call_from_thread(self._show, batch, first)
+                self.app.call_from_thread(self._show, wanted, batch, first)
                 batch, first, shown_at = [], False, time.monotonic()
         if not worker.is_cancelled and (batch or first):
-            self.app.call_from_thread(self._show, batch, first)
+            self.app.call_from_thread(self._show, wanted, batch, first)
 
-    def _show(self, batch: list[Summary], first: bool) -> None:
+    def _show(self, wanted: str, batch: list[Summary], first: bool) -> None:
         options = next(iter(self.query(OptionList)), None)
         if options is None:
             return  # the screen was closed while this was on its way
         if first:
-            self._shown = []
+            self._shown, self._listed = [], wanted
             options.clear_options()
         self._shown += batch
         options.add_options([Option(self._entry(summary)) for summary in batch])
         if options.highlighted is None and self._shown:
             options.highlighted = 0
         self.set_class(not self._shown, "-none")
-        wanted = self.query_one(Input).value.strip()
         self.query_one(".history--none", Static).update(
             Content(
                 f"No conversation has “{visible(wanted)}” in it."
@@ -138,6 +141,9 @@ class HistoryScreen(ModalScreen[Path | None]):
                 else f"No conversations yet. They are kept in {self._history.folder}."
             )
         )
+        if self._resumes:
+            self._resumes = False
+            self._resume()
 
     def _entry(self, summary: Summary) -> Content:
         facts = [counted(summary.n_turns, "message"), ago(summary.changed, self._clock())]
@@ -169,8 +175,13 @@ class HistoryScreen(ModalScreen[Path | None]):
         self.dismiss(None)
 
     def action_resume(self) -> None:
-        """Give the picked conversation back."""
-        if self._picked is not None:
+        """Give the picked conversation back, of those that the words searched for have."""
+        self.query_one(Input).call_later(self._resume)
+
+    def _resume(self) -> None:
+        if self._listed != self.query_one(Input).value.strip():
+            self._resumes = True  # the list is still that of other words
+        elif self._picked is not None:
             self.dismiss(self._picked.path)
 
     def action_rename(self) -> None:

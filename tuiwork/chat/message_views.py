@@ -16,10 +16,10 @@ from tuiwork.chat.blocks import Code
 from tuiwork.chat.conversation import Turn
 from tuiwork.chat.parsing import ACCENT
 from tuiwork.chat.passage import Body
-from tuiwork.chat.plain import suited
 from tuiwork.chat.reasoning import ReasoningSplitter
 from tuiwork.chat.untrusted import LineEnds, visible
 from tuiwork.chat.when import per_second, seconds
+from tuiwork.kept import KeptLines
 
 FOLDED, UNFOLDED = "▸", "▾"
 _STOP_WORDS = {
@@ -30,7 +30,7 @@ _STOP_WORDS = {
 }
 
 
-class MessageView(Vertical):
+class MessageView(KeptLines, Vertical):
     """What user and answer views share: a mark on the left, and that they can be picked."""
 
     DEFAULT_CSS = """
@@ -100,7 +100,7 @@ class NoticeView(Static):
         super().__init__(Content(visible(text)))
 
 
-class ReasoningView(Vertical):
+class ReasoningView(KeptLines, Vertical):
     """What the model thought aloud; one line when folded."""
 
     DEFAULT_CSS = """
@@ -182,7 +182,7 @@ class ReasoningView(Vertical):
         verb = "Thought" if self._ended else "Thinking"
         took = f" for {seconds(self._took_s)}" if self._took_s is not None else ""
         text = f"{mark} {verb}{took} · {self._words} words"
-        self._head.update(Content(suited(self.app, text)))
+        self._head.update(Content(text))
 
 
 class AnswerView(MessageView):

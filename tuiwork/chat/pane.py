@@ -15,6 +15,7 @@ from textual.app import SystemCommand
 from textual.binding import Binding, BindingType
 
 from tuiwork.chat.answering import Answering
+from tuiwork.chat.commands import commands_of
 from tuiwork.chat.composer import Composer
 from tuiwork.chat.conversation import Conversation, Turn
 from tuiwork.chat.dialogs import ContextFullDialog, EditText, WhenFull
@@ -80,27 +81,14 @@ class ChatPane(Answering):
 
     def palette_commands(self) -> Iterator[SystemCommand]:
         """Everything that can be done here, for the command palette."""
-        for title, text, action in (
-            ("Chat: new conversation", "Begin again; this one is kept", self.action_new),
-            ("Chat: conversations", "Search, resume, rename, delete, export", self.action_history),
-            ("Chat: answer again", "Take the last answer back", self.action_regenerate),
-            ("Chat: go on", "Continue the last answer where it ended", self.action_continue),
-            ("Chat: stop", "Stop the answer", self.action_stop),
-            ("Chat: edit message", "Change your last message and send it again", self.action_edit),
-            ("Chat: system prompt", "What the model is told first", self.action_system),
-            ("Chat: name", "Give this conversation a name", self.action_rename),
-            ("Chat: export", "Write this conversation as Markdown", self.action_export),
-            ("Chat: copy answer", "Copy the picked or last message", self.action_copy),
-            ("Chat: copy code", "Copy the next code block", self.action_copy_code),
-            ("Chat: thinking", "Fold or unfold the reasoning", self.action_thinking),
-            ("Chat: messages", "Pick a message with the keyboard", self.action_pick),
-        ):
-            yield SystemCommand(title, text, action)
+        return commands_of(self)
 
     def idle_status(self) -> str:
         """Whether an earlier message is being edited, or the name of the conversation."""
         if self.transcript.picked is not None:
             return HINTS
+        if self.held:
+            return "goes out when the model is open"
         if self._editing is None:
             return "message"
         later = len(self.conversation.turns) - self._editing - 1
@@ -112,13 +100,15 @@ class ChatPane(Answering):
     def _send(self, event: Composer.Sent) -> None:
         """Say it, in place of a message that is being edited if there is one."""
         event.stop()
-        if not self._may_ask(" Your message stays where you wrote it."):
-            return
-        self.composer.sent()
-        if self._editing is not None:
-            self._cut(self._editing)
-            self._leave_editing()
-        self._say(event.text)
+        if self.opening and not self.exchange.busy:
+            self.hold(event.text)
+        elif self._may_ask(" Your message stays where you wrote it."):
+            if self._editing is not None:
+                self._cut(self._editing)
+                self._leave_editing()
+            self._say(event.text)
+        else:
+            self.composer.give_back(event.text)
 
     def _say(self, text: str) -> None:
         self.conversation.say(text)

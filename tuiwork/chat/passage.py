@@ -8,11 +8,10 @@ touches the last widget only.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 from rich.segment import Segment
 from textual import events
-from textual.app import App, RenderResult
+from textual.app import RenderResult
 from textual.containers import Vertical
 from textual.content import Content
 from textual.css.styles import RulesMap
@@ -24,15 +23,15 @@ from textual.visual import RenderOptions, Visual
 from textual.widget import Widget
 
 from tuiwork.chat.blocks import DIM, Block, Code, CodePiece, Prose, Table
-from tuiwork.chat.plain import suited
 from tuiwork.chat.streaming import StreamedMarkdown
 from tuiwork.chat.untrusted import visible
+from tuiwork.kept import KeptLines
 
 PASSAGE_WEIGHT = 60
 """About how many lines a passage holds; each of its redraws walks them all."""
 
 
-class Passage(Widget):
+class Passage(KeptLines, Widget):
     """Some blocks, laid out once per width and drawn line by line."""
 
     DEFAULT_CSS = "Passage { width: 1fr; height: auto; }"
@@ -99,7 +98,7 @@ class Passage(Widget):
             if not selecting and y < len(self._drawn) and self._drawn[y][0] is line:
                 drawn.append(self._drawn[y])
             else:
-                drawn.append((line, _strip(self.app, line, y, style, options)))
+                drawn.append((line, _strip(line, y, style, options)))
         if not selecting:
             self._drawn = drawn
         return [strip for _, strip in drawn]
@@ -150,7 +149,7 @@ class _PassageVisual(Visual):
         return len(self._passage.lines(width))
 
 
-def _strip(app: App[Any], line: Content, y: int, style: Style, options: RenderOptions) -> Strip:
+def _strip(line: Content, y: int, style: Style, options: RenderOptions) -> Strip:
     if options.selection is not None and options.selection_style is not None:
         span = options.selection.get_span(y)
         if span is not None:
@@ -160,12 +159,12 @@ def _strip(app: App[Any], line: Content, y: int, style: Style, options: RenderOp
     x = 0
     for text, own in line.render(style, end="", parse_style=options.get_style):
         # The offset is how Textual finds the text under the mouse when somebody selects it.
-        segments.append(Segment(suited(app, text), (style + own).rich_style_with_offset(x, y)))
+        segments.append(Segment(text, (style + own).rich_style_with_offset(x, y)))
         x += len(text)
     return Strip(segments, line.cell_length)
 
 
-class Body(Vertical):
+class Body(KeptLines, Vertical):
     """A whole answer (or its reasoning) as it streams."""
 
     DEFAULT_CSS = "Body { width: 1fr; height: auto; }"

@@ -17,8 +17,8 @@ from tuiwork.chat import clipboard
 from tuiwork.chat.blocks import DIM
 from tuiwork.chat.message_views import AnswerView, MessageView, NoticeView
 from tuiwork.chat.passage import Passage
-from tuiwork.chat.plain import suited
 from tuiwork.chat.when import counted
+from tuiwork.kept import KeptLines
 
 PICKED = "-picked"
 HINTS = "c copy · b code · e edit · r again · n go on · t thinking · Esc back"
@@ -37,7 +37,7 @@ WELCOME = Content.assemble(
 )
 
 
-class Transcript(Vertical):
+class Transcript(KeptLines, Vertical):
     """Messages, the line that tells of new text below, and which message is picked."""
 
     DEFAULT_CSS = """
@@ -64,10 +64,10 @@ class Transcript(Vertical):
 
     def compose(self) -> ComposeResult:
         """The scroll, and the hint over its last line."""
-        with Scroll(id="scroll"), Vertical(id="messages"):
+        with Scroll(id="scroll"), Messages(id="messages"):
             yield Static(WELCOME, id="welcome")
             yield Earlier(id="earlier")
-        yield Static(Content(suited(self.app, "↓ new text below (End)")), id="below")
+        yield Static(Content("↓ new text below (End)"), id="below")
 
     @property
     def view(self) -> Scroll:
@@ -140,7 +140,7 @@ class Transcript(Vertical):
     def show_earlier(self, count: int) -> None:
         """Say how many messages there are above the first that is shown."""
         self.set_class(count > 0, "-earlier")
-        text = suited(self.app, f"··· {counted(count, 'earlier message')}: click, or press p")
+        text = f"··· {counted(count, 'earlier message')}: click, or press p"
         self.query_one(Earlier).update(Content(text))
 
     def mark_unsent(self, first: int) -> None:
@@ -226,6 +226,10 @@ class Transcript(Vertical):
             self.follow()
 
 
+class Messages(KeptLines, Vertical):
+    """The messages themselves."""
+
+
 class Earlier(Static):
     """The line above the first message that is shown."""
 
@@ -234,7 +238,7 @@ class Earlier(Static):
         self.post_message(Scroll.Wish("earlier"))
 
 
-class Scroll(VerticalScroll):
+class Scroll(KeptLines, VerticalScroll):
     """The scroll itself; keys pick messages."""
 
     DEFAULT_CSS = """

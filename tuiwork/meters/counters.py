@@ -51,8 +51,8 @@ class Totals:
     @classmethod
     def of(cls, counters: Counters) -> Totals:
         """What the totals say now."""
-        values = counters["totals"].tolist()
-        return cls(**dict(zip(StoreCounters.NAMES, values, strict=True)))
+        values = dict(zip(StoreCounters.NAMES, counters["totals"].tolist(), strict=True))
+        return cls(**{name: values[name] for name in cls.__dataclass_fields__})
 
     @property
     def hit_share(self) -> float:

@@ -31,6 +31,7 @@ from tuiwork.meters.counters import Counters, LaneMeter, LaneSample, Totals
 from tuiwork.meters.heat import ExpertDetail
 from tuiwork.meters.ring import Ring
 from tuiwork.meters.tokens import TokenHistory
+from tuiwork.text import MIB
 from tuiwork.tuning.changes import ChangeLog
 from tuiwork.usage import MachineUse
 
@@ -209,6 +210,13 @@ class Meters:
     def dense_bytes(self) -> float:
         """The always-needed weights; NaN without a model."""
         return float(self.opened.info.dense_bytes) if self.opened is not None else float("nan")
+
+    def budget_bytes(self) -> int:
+        """What experts may take; 0 is no cache. Before the first token the counters do not say."""
+        if self.totals is not None and self.totals.budget_bytes:
+            return self.totals.budget_bytes
+        cache = self.config.stream.cache_mb if self.config is not None else 0
+        return cache * MIB if isinstance(cache, int) else 0
 
     def kv_bytes(self) -> float:
         """Keys and values of the context; NaN where unknown."""

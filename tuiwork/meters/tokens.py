@@ -54,6 +54,7 @@ class TokenHistory:
         self._rows: deque[TokenRow] = deque(maxlen=KEPT)
         self.n_rows = 0
         """Rows since the model was opened, those no longer kept included."""
+        self._speeds: tuple[int, Speeds] | None = None
 
     def extend(self, rows: Iterable[TokenRow]) -> None:
         """Add newly measured tokens."""
@@ -65,6 +66,7 @@ class TokenHistory:
         """Begin anew, as for another model."""
         self._rows.clear()
         self.n_rows = 0
+        self._speeds = None
 
     def latest(self, n: int) -> list[TokenRow]:
         """The newest `n` rows, oldest first."""
@@ -85,6 +87,11 @@ class TokenHistory:
 
     def speeds(self) -> Speeds:
         """How fast tokens come now, over this turn, and would come without reads."""
+        if self._speeds is None or self._speeds[0] != self.n_rows:
+            self._speeds = self.n_rows, self._speeds_now()
+        return self._speeds[1]
+
+    def _speeds_now(self) -> Speeds:
         last = self.last
         if last is None:
             return Speeds(float("nan"), float("nan"), float("nan"))

@@ -7,6 +7,7 @@ from textual.app import ComposeResult
 from textual.containers import Container
 from textual.message import Message
 
+from tuiwork.kept import KeptLines
 from tuiwork.meters.meters import Meters
 from tuiwork.panels.drops import DropsPanel
 from tuiwork.panels.heatmap import HeatmapPanel
@@ -63,7 +64,7 @@ class PanelTabs(Panel, can_focus=False):
             x += len(text)
 
 
-class Board(Container):
+class Board(KeptLines, Container):
     """All panels. Exactly one is current: the one that keys and small screens mean."""
 
     DEFAULT_CSS = """

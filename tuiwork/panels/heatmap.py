@@ -10,6 +10,7 @@ from rich.segment import Segment
 from rich.style import Style
 from textual import events
 from textual.binding import Binding, BindingType
+from textual.geometry import Region
 from textual.strip import Strip
 
 from engine.counters import ABSENT, READING
@@ -27,7 +28,8 @@ from tuiwork.meters.heat import (
     strengths,
 )
 from tuiwork.meters.meters import Meters
-from tuiwork.panels.palette import Palette, pair_style
+from tuiwork.panels.map_line import MapLine, Run, plain_line
+from tuiwork.panels.palette import Depth, Palette, pair_style
 from tuiwork.panels.panel import Line, Panel, between, fitting, wrapped
 from tuiwork.text import size
 
@@ -35,9 +37,9 @@ _LABEL_WIDTH = 4
 _LABEL_EVERY = 4
 _CURSOR = N_CODES
 _LONGEST_RUN = 4096
-_LINES_AT_ONCE = 8
-"""Lines drawn in one update, those first that waited longest: a line costs a fifth of a
-millisecond, and eight of them ten times a second are what the app may take of a core."""
+_LINES_AT_ONCE = 6
+"""Lines drawn in one update, those first that waited longest: most of what the app takes of a
+core, and of what the terminal must read, is these lines."""
 
 _BASE = N_CODES + 1
 """Pairs are drawn in this base, which has room for the cursor's own code."""
@@ -75,11 +77,14 @@ class HeatmapPanel(Panel):
         """The (row of the counters, expert) looked at."""
         self._grid: Grid | None = None
         self._pairs: npt.NDArray[np.uint16] | None = None
-        self._map_strips: list[Strip] = []
+        self._map_runs: list[list[Run]] = []
+        """What each line of the map is made of."""
+        self._whole: dict[int, tuple[Strip, list[Run], Strip]] = {}
+        """Lines with their borders: of which blank line and which runs they were made."""
         self._drawn_at = np.zeros(0, np.int64)
         """The number of the update that last drew each line."""
         self._n_draws = 0
-        self._runs: dict[int, Segment] = {}
+        self._runs: dict[int, Run] = {}
         super().__init__(meters, palette, id=id)
 
     def title(self) -> str:
@@ -112,6 +117,12 @@ class HeatmapPanel(Panel):
         self.cursor = self._grid.at(offset.x - _LABEL_WIDTH, offset.y)
         self._draw_all()
 
+    def on_tick(self, tick: int) -> None:
+        """At tick 0 everything is new: draw the whole map."""
+        if tick == 0:
+            self._pairs = None
+        super().on_tick(tick)
+
     def _draw_all(self) -> None:
         """What a person did shows at once, whole."""
         self._pairs = None
@@ -130,21 +141,49 @@ class HeatmapPanel(Panel):
         self._pairs = None
         super().use_palette(palette)
 
-    def render_line(self, y: int) -> Strip:
-        """A line of the map, or one below it."""
-        if y < len(self._map_strips):
-            return self._map_strips[y]
-        return super().render_line(y)
+    def draw_lines(self, crop: Region) -> list[Strip]:
+        """The panel as Textual draws it, with the map laid into its blank lines."""
+        lines = list(super().draw_lines(crop))
+        for y, runs in enumerate(self._map_runs):
+            place = y + self.gutter.top - crop.y
+            if 0 <= place < len(lines):
+                lines[place] = self._with_map(y, lines[place], runs, crop)
+        return lines
+
+    def _with_map(self, y: int, blank: Strip, runs: list[Run], crop: Region) -> Strip:
+        known = self._whole.get(y)
+        if known is not None and known[0] is blank and known[1] is runs:
+            return known[2]
+        width, gutter = self.outer_size.width, self.gutter
+        if crop.width == width:
+            left, right = blank.crop(0, gutter.left), blank.crop(width - gutter.right, width)
+        else:  # partly out of sight, and its borders with it
+            left, right = Strip.blank(gutter.left), Strip.blank(gutter.right)
+        whole: Strip
+        if self._needs_no_filter():
+            whole = MapLine(left, runs, right, width)
+        else:
+            background = self.background_colors[1]
+            whole = plain_line(left, runs, right, self.get_line_filters(), background)
+        whole = whole if crop.width == width else whole.crop(crop.x, crop.right)
+        self._whole[y] = blank, runs, whole
+        return whole
+
+    def _needs_no_filter(self) -> bool:
+        """Whether all colours are the terminal's own: Textual filters those that are not."""
+        background = self.visual_style.rich_style.bgcolor
+        own = background is not None and background.triplet is not None
+        return own and self.palette.depth is Depth.FULL
 
     def lines(self, width: int, height: int) -> list[Line]:
         """What stands below the map; the map's own lines are blank here."""
         if self._grid is None:
             return self._nothing_to_show()
-        spare = height - len(self._map_strips) - 1
+        spare = height - len(self._map_runs) - 1
         below = [self._legend(width - 2), *self._detail(width - 2)[: max(1, spare)]]
         if height < 5:
             below = below[1:]
-        return [[] for _ in self._map_strips] + [[(" ", ""), *line] for line in below]
+        return [[] for _ in self._map_runs] + [[(" ", ""), *line] for line in below]
 
     def _nothing_to_show(self) -> list[Line]:
         if self.meters.opened is not None and not self.meters.streams:
@@ -154,7 +193,7 @@ class HeatmapPanel(Panel):
     def _update_map(self, width: int, height: int) -> None:
         counters = self.meters.counters
         if counters is None or "state" not in counters:
-            self._grid, self._pairs, self._map_strips = None, None, []
+            self._grid, self._pairs, self._map_runs = None, None, []
             return
         n_layer, n_expert = counters["state"].shape
         below = 1 if height < 5 else 2
@@ -167,10 +206,10 @@ class HeatmapPanel(Panel):
         )
         new = self._new_pairs(grid)
         shown, known_grid, self._grid = self._pairs, self._grid, grid
-        if shown is None or known_grid != grid or not self._map_strips:
+        if shown is None or known_grid != grid or not self._map_runs:
             self._runs.clear()
             self._pairs, self._drawn_at = new, np.zeros(len(new), np.int64)
-            self._map_strips = [self._map_strip(y, width) for y in range(len(new))]
+            self._map_runs = [self._line_runs(y, width) for y in range(len(new))]
             self.refresh()
             return
         changed = np.flatnonzero((shown != new).any(axis=1))
@@ -179,7 +218,7 @@ class HeatmapPanel(Panel):
         self._drawn_at[stalest] = self._n_draws
         for y in stalest.tolist():
             shown[y] = new[y]
-            self._map_strips[y] = self._map_strip(y, width)
+            self._map_runs[y] = self._line_runs(y, width)
             self.refresh_line(y)
 
     def _new_pairs(self, grid: Grid) -> npt.NDArray[np.uint16]:
@@ -201,7 +240,7 @@ class HeatmapPanel(Panel):
                 shown[row, column] = _CURSOR
         return pairs(grid, shown, _BASE)
 
-    def _map_strip(self, y: int, width: int) -> Strip:
+    def _line_runs(self, y: int, width: int) -> list[Run]:
         assert self._grid is not None and self._pairs is not None
         base = self.visual_style.rich_style
         row, cell_width = self._pairs[y], self._grid.cell_width
@@ -209,14 +248,14 @@ class HeatmapPanel(Panel):
         lengths = np.diff(starts, append=len(row))
         runs = (row[starts].astype(np.int64) * _LONGEST_RUN + lengths).tolist()
         known = self._runs
-        segments = [self._label(y, base)]
-        segments += [known.get(run) or self._run_segment(run, base) for run in runs]
+        line = [Run(self._label(y, base), self.app.console)]
+        line += [known.get(run) or self._run(run, base) for run in runs]
         used = _LABEL_WIDTH + len(row) * cell_width
         if used < width:
-            segments.append(Segment(" " * (width - used), base))
-        return Strip(segments, max(width, used))
+            line.append(Run(Segment(" " * (width - used), base), self.app.console))
+        return line
 
-    def _run_segment(self, run: int, base: Style) -> Segment:
+    def _run(self, run: int, base: Style) -> Run:
         """A run of equal cells, numbered by its pair of codes and its length; made once."""
         assert self._grid is not None
         pair, length = divmod(run, _LONGEST_RUN)
@@ -229,8 +268,8 @@ class HeatmapPanel(Panel):
         else:
             glyph, style = palette.cell_glyph(upper), base + style
         segment = Segment(glyph * (length * self._grid.cell_width), style)
-        self._runs[run] = segment
-        return segment
+        self._runs[run] = Run(segment, self.app.console)
+        return self._runs[run]
 
     def _label(self, y: int, base: Style) -> Segment:
         assert self._grid is not None

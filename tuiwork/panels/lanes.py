@@ -17,7 +17,6 @@ class LanesPanel(Panel):
 
     TITLE = "I/O lanes"
     TAB = "Lanes"
-    EVERY = 3
     HELP = (
         "Each lane is a thread that reads experts from the disk: MiB/s over the last second, its "
         "history, reads per second, and how long a read takes (median and 99th percentile). "
@@ -53,7 +52,7 @@ class LanesPanel(Panel):
         now = meter.rates.total_bytes_per_s
         ceiling = self.meters.disk_ceiling_bytes_per_s
         measured = ceiling == ceiling
-        top = ceiling if measured else meter.best_bytes_per_s
+        top = ceiling if measured else meter.best_bytes_per_s or float("nan")
         label = f"{now / MIB:6.0f} MiB/s "
         of = f" of {top / MIB:.0f}" if top == top else ""
         tail = f"{of} {'disk limit' if measured else 'best seen'}" if of else ""

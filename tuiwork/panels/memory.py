@@ -31,9 +31,10 @@ class MemoryPanel(Panel):
         totals = self.meters.totals
         if totals is None or not self.meters.streams:
             return self._gauge("experts", None, None, width, "compute")
-        if not totals.budget_bytes:
+        budget = self.meters.budget_bytes()
+        if not budget:
             return [(f"{'experts':<{_NAME_WIDTH}}", "dim"), ("no cache: read anew every token", "")]
-        return self._gauge("experts", totals.resident_bytes, totals.budget_bytes, width, "compute")
+        return self._gauge("experts", totals.resident_bytes, budget, width, "compute")
 
     def _fixed(self, width: int) -> list[Line]:
         parts: list[Line] = [

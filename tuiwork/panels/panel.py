@@ -18,6 +18,7 @@ from textual.geometry import Region
 from textual.strip import Strip
 from textual.widget import Widget
 
+from tuiwork.kept import KeptLines
 from tuiwork.meters.meters import Meters
 from tuiwork.panels.palette import Palette
 
@@ -25,7 +26,7 @@ Span: TypeAlias = "tuple[str, str]"
 Line: TypeAlias = "list[Span]"
 
 
-class Panel(Widget, can_focus=True):
+class Panel(KeptLines, Widget, can_focus=True):
     """One live view of the engine."""
 
     DEFAULT_CSS = """

@@ -27,7 +27,6 @@ class TokenTimePanel(Panel):
 
     TITLE = "Where the token goes"
     TAB = "Time"
-    EVERY = 3
     HELP = (
         "One column is one token, its height its milliseconds: computing, waiting for reads, "
         "cache upkeep, and the loop around them. A mark shows where a setting changed. "

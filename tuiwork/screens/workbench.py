@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from textual import events
 from textual.app import ComposeResult
 from textual.containers import Container, Vertical
 from textual.screen import Screen
 from textual.widgets import Footer
 
+from tuiwork.kept import KeptLines
 from tuiwork.meters.meters import Meters
 from tuiwork.panels.board import Board
 from tuiwork.panels.notice import Notice
@@ -24,8 +26,18 @@ ZOOM, TUNING, ALONE = "-zoom", "-tuning", "-alone"
 """Classes of the screen: one panel fills it; the form is open; the chat has it to itself."""
 
 
-class Workbench(Screen[None]):
+class Area(KeptLines, Container):
+    """A part of the screen."""
+
+
+class Column(KeptLines, Vertical):
+    """Parts of the screen one below the other."""
+
+
+class Workbench(KeptLines, Screen[None]):
     """The main screen."""
+
+    AUTO_FOCUS = "#composer"
 
     def __init__(self, meters: Meters, palette: Palette, chat: ChatPane, *, id: str) -> None:
         super().__init__(id=id)
@@ -40,13 +52,26 @@ class Workbench(Screen[None]):
     def compose(self) -> ComposeResult:
         """Status above, keys below, chat and board between."""
         yield self.status
-        with Container(id="body"):
-            with Vertical(id="talk"):
+        with Area(id="body"):
+            with Column(id="talk"):
                 yield self.notice
                 yield self.chat
                 yield self.tuning
             yield self.board
         yield Footer(compact=True)
+
+    def on_key(self, event: events.Key) -> None:
+        """Who types before anything has the focus, as at the start, is writing a message."""
+        composer = self.chat.composer
+        if self.focused not in (None, composer):
+            return
+        if event.key == "enter":
+            composer.action_send()
+        elif event.is_printable:
+            composer.post_message(events.Key(event.key, event.character))
+        else:
+            return
+        event.stop()
 
     def on_tick(self, tick: int) -> None:
         """Draw what changed, of those panels whose turn it is."""
