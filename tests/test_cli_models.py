@@ -169,14 +169,12 @@ class TestRun:
         assert replayed.status == 0
         assert json.loads(replayed.out)["cache_curve"]
 
-    def test_without_a_model_a_synthetic_one_is_made_once(self, cli: Cli, tmp_path: Path) -> None:
-        first = cli("run", "-p", "hello", "-n", "4")
-        assert first.status == 0
-        assert "making a small synthetic one" in first.err
-        assert len(list((tmp_path / "cache").rglob("*.gguf"))) == 1
-        second = cli("run", "-p", "hello", "-n", "4")
-        assert "making" not in second.err
-        assert second.out == first.out
+    def test_without_a_model_the_demo_model_answers(self, cli: Cli, tmp_path: Path) -> None:
+        done = cli("run", "-p", "What is the capital of France?")
+        assert done.status == 0
+        assert done.out.strip() == "The capital of France is Paris."
+        assert "cache 8 MiB" in done.err
+        assert not list((tmp_path / "cache").rglob("*.gguf"))
 
     def test_a_profile_brings_its_model(self, cli: Cli, tiny_model: Tiny, tmp_path: Path) -> None:
         profile = tmp_path / "mine.toml"

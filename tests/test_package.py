@@ -48,6 +48,8 @@ def test_the_wheel_works_from_anywhere(tmp_path: Path) -> None:
         "tuiwork",
         wheel.name[: -len("-py3-none-any.whl")] + ".dist-info",
     }
+    assert "engine/demo/demo-moe.gguf" in names
+    assert wheel.stat().st_size < 60 * 10**6
     target = tmp_path / "installed"
     subprocess.run([*pip, "install", "-q", "--no-deps", "-t", target, wheel], check=True)
     # The installed copy stands before this checkout's on the path.

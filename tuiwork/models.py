@@ -9,13 +9,11 @@ from typing import Any
 from platformdirs import user_cache_dir
 
 from engine.config import RunConfig
+from engine.demo import DEMO_MODEL
 from engine.errors import InputError
-from tuiwork import console
 from tuiwork.settings import CommonFlags
 
 DEMO_PROFILE = "demo"
-_STAND_IN = "synthetic-tiny-1.gguf"
-"""The number is part of the name so that a changed shape is not mistaken for the old file."""
 
 
 def cache_dir() -> Path:
@@ -47,30 +45,7 @@ def open_config(
 
 
 def demo_model() -> Path:
-    """The model to use when none is given; made on first use. Raises InputError."""
-    path = cache_dir() / "models" / _STAND_IN
-    if path.exists():
-        return path
-    console.note(f"No model given: making a small synthetic one (it babbles) in {path}")
-    make_synthetic(path, "tiny")
-    return path
-
-
-def make_synthetic(path: Path, shape: str) -> None:
-    """Write a synthetic model of a named shape, with a progress bar. Raises InputError."""
-    from engine.synth import SHAPES, write_model
-    from tuiwork.progress import ProgressBar
-
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"{path.parent}: cannot be made: {error.strerror}; set XDG_CACHE_HOME to a folder "
-            "that can be written, or give a model"
-        ) from None
-    with ProgressBar() as bar:
-        write_model(
-            path,
-            SHAPES[shape],
-            progress=lambda done, total: bar("writing the model", done / max(1, total)),
-        )
+    """The model to use when none is given; it comes along. Raises InputError if it does not."""
+    if not DEMO_MODEL.is_file():
+        raise InputError(f"{DEMO_MODEL} is missing: install tuiwork again, or give a model")
+    return DEMO_MODEL
