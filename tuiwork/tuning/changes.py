@@ -1,7 +1,9 @@
 """The changes made while a model was open, each with its place among the tokens.
 
 A change is judged by the tokens right before it, back to the change before, and by those after it,
-up to the next. Turning one knob in several steps within a few tokens is one change.
+up to the next. Turning one knob in several steps within a few tokens is one change. The first half
+of the tokens since the model was opened is left out: they met an empty cache, and whatever came
+after them would look fast.
 """
 
 from __future__ import annotations
@@ -149,6 +151,8 @@ class ChangeLog:
         change = self.changes[index]
         last = index + 1 == len(self.changes)
         end = None if last else self.changes[index + 1].from_row
+        if not index:
+            start = change.from_row // 2
         return (
             tokens.between(start, change.from_row, most=MOST_TOKENS),
             tokens.between(change.at_row, end, most=MOST_TOKENS),
@@ -212,7 +216,10 @@ def interval_text(effect: Effect, glyphs: Glyphs = UNICODE) -> str:
 
 def _waiting_text(effect: Effect) -> str:
     if effect.n_before < FEWEST_TOKENS:
-        return f"only {effect.n_before} tokens before it: {FEWEST_TOKENS} are needed to compare"
+        return (
+            f"only {effect.n_before} tokens before it with a warm cache: {FEWEST_TOKENS} are needed "
+            "to compare"
+        )
     return f"{effect.n_after} of {FEWEST_TOKENS} tokens until it can be compared"
 
 
