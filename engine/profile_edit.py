@@ -30,7 +30,7 @@ def save_profile(path: str | os.PathLike[str], changes: Mapping[str, Any]) -> No
     if before:
         load_profile(target)
     after = edited(before, changes, target)
-    _replace_file(target, after)
+    replace_file(target, after)
 
 
 def edited(text: str, changes: Mapping[str, Any], path: Path) -> str:
@@ -89,7 +89,8 @@ def _values(document: Mapping[str, Any]) -> dict[str, Any]:
     return values
 
 
-def _replace_file(target: Path, text: str) -> None:
+def replace_file(target: Path, text: str) -> None:
+    """Write a whole file in one step, its folder too. Raises InputError; then nothing changed."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)

@@ -13,9 +13,10 @@ import numpy as np
 from engine.config import SETTINGS, RunConfig, get
 from engine.diagnostics import Diagnostics, ForcedRoutes
 from engine.errors import InputError
+from engine.experts import ExpertTag
 from engine.lanes import ReadOutcome
+from engine.machine import cpu_name
 from engine.opening import OpenModel
-from engine.residency import ExpertTag
 from engine.results import ModelInfo
 from engine.routing import Routing, StepCounters
 from engine.telemetry import (
@@ -326,6 +327,10 @@ def preamble(
         "version": own_version,
         "llama_cpp": ggml.llama_cpp.__version__,
         "openmp": int(ggml.uses_openmp()),
+        # The field's names for what `info` calls otherwise: other readers look for them.
+        "model": Path(info.path).name,
+        "n_ctx": info.ctx,
+        "cpu": cpu_name(),
         **asdict(info),
     }
     for key in SETTINGS:

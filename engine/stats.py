@@ -64,6 +64,41 @@ class Comparison:
         return not self.interval.contains(1.0)
 
 
+class Resampled:
+    """A run and its rate under each resampling, kept so that many pairs cost no more than runs.
+
+    `block` is how many neighbours are drawn together; 1: independently. Raises InputError for a
+    run without tokens or with times that are no times.
+    """
+
+    def __init__(
+        self,
+        token_ms: Milliseconds,
+        *,
+        block: int = 1,
+        resamples: int = RESAMPLES,
+        confidence: float = CONFIDENCE,
+        seed: int = 1,
+    ) -> None:
+        self._confidence = confidence
+        times = _checked(token_ms)
+        # Draws of its own for each side of a ratio: with the same ones two runs of one length
+        # would be compared in step.
+        self._as_first, self._as_second = (
+            _resampled_rates(times, block, resamples, _generator(seed, side)) for side in (0, 1)
+        )
+        tok_s = _tok_s(len(times), times.sum())
+        self.rate = Rate(tok_s, _percentiles(self._as_first, confidence), len(times))
+        self._rate_as_second = Rate(tok_s, _percentiles(self._as_second, confidence), len(times))
+
+    def against(self, after: Resampled) -> Comparison:
+        """Whether `after` is faster or slower than this run."""
+        ratios = after._as_second / self._as_first
+        interval = _percentiles(ratios, self._confidence)
+        ratio = after.rate.tok_s / self.rate.tok_s
+        return Comparison(self.rate, after._rate_as_second, ratio, interval)
+
+
 def rate(
     token_ms: Milliseconds,
     *,
@@ -77,7 +112,8 @@ def rate(
     Raises InputError for a run without tokens or with times that are no times.
     """
     times = _checked(token_ms)
-    return _rate(times, _resampled_rates(times, block, resamples, _generator(seed, 0)), confidence)
+    rates = _resampled_rates(times, block, resamples, _generator(seed, 0))
+    return Rate(_tok_s(len(times), times.sum()), _percentiles(rates, confidence), len(times))
 
 
 def compare(
@@ -90,14 +126,11 @@ def compare(
     seed: int = 1,
 ) -> Comparison:
     """Whether the second run is faster or slower than the first. Raises InputError as `rate`."""
-    first, second = _checked(before_ms), _checked(after_ms)
-    first_rates = _resampled_rates(first, block, resamples, _generator(seed, 0))
-    # Draws of its own: with the same ones two runs of one length would be compared in step.
-    second_rates = _resampled_rates(second, block, resamples, _generator(seed, 1))
-    before = _rate(first, first_rates, confidence)
-    after = _rate(second, second_rates, confidence)
-    interval = _percentiles(second_rates / first_rates, confidence)
-    return Comparison(before, after, after.tok_s / before.tok_s, interval)
+    before, after = (
+        Resampled(run, block=block, resamples=resamples, confidence=confidence, seed=seed)
+        for run in (before_ms, after_ms)
+    )
+    return before.against(after)
 
 
 def block_for(n_tokens: int) -> int:
@@ -116,12 +149,6 @@ def _checked(token_ms: Milliseconds) -> npt.NDArray[np.float64]:
 
 def _generator(seed: int, stream: int) -> np.random.Generator:
     return np.random.default_rng((seed, stream))
-
-
-def _rate(
-    times: npt.NDArray[np.float64], rates: npt.NDArray[np.float64], confidence: float
-) -> Rate:
-    return Rate(_tok_s(len(times), times.sum()), _percentiles(rates, confidence), len(times))
 
 
 def _tok_s(n_tokens: int, total_ms: float) -> float:

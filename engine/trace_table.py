@@ -104,7 +104,7 @@ def read_table(path: Path, kind: str) -> TraceTable:
     Raises InputError, with the line, for a file that cannot be read, is not such a trace, was cut
     off in its last line, or has rows that do not fit the header.
     """
-    text = _read_text(path)
+    text = read_text(path)
     lines = text.split("\n")
     if lines[0].split() != ["#", kind, "v1"]:
         raise InputError(f"{path}, line 1: {_wrong_start(lines[0], kind)}")
@@ -139,7 +139,8 @@ def _parse(text: str, columns: list[int]) -> FloatArray:
     return np.loadtxt(io.StringIO(text), delimiter=",", comments=None, usecols=columns, ndmin=2)
 
 
-def _read_text(path: Path) -> str:
+def read_text(path: Path) -> str:
+    """A table's text, its lines ended by newlines alone. Raises InputError, with the line."""
     try:
         data = path.read_bytes()
     except (OSError, ValueError) as error:

@@ -17,12 +17,16 @@ from cyclopts import App, CycloptsError, Parameter
 
 from engine.errors import InputError, TuiworkError
 from tuiwork import __version__, console
+from tuiwork.commands.compare import compare
 from tuiwork.commands.doctor import doctor
 from tuiwork.commands.inspect import inspect
 from tuiwork.commands.profiles import profiles_app
+from tuiwork.commands.quality import quality
 from tuiwork.commands.replay import replay
 from tuiwork.commands.run import run
+from tuiwork.commands.sweep import sweep
 from tuiwork.commands.synth import synth
+from tuiwork.commands.tune import tune
 from tuiwork.settings import CommonFlags, switch
 
 APP_PROFILE = "app"
@@ -39,7 +43,7 @@ app = App(
     suppress_keyboard_interrupt=False,
     result_action="return_value",
 )
-for _command in (run, inspect, doctor, replay, synth):
+for _command in (run, inspect, doctor, replay, compare, sweep, quality, tune, synth):
     app.command(_command)
 app.command(profiles_app)
 

@@ -7,9 +7,6 @@ rounds, and shows – there.
 from __future__ import annotations
 
 import dataclasses
-import math
-import textwrap
-from collections.abc import Sequence
 from json import dumps
 from pathlib import Path
 from typing import Any, TextIO
@@ -18,12 +15,8 @@ from engine.replay import Replay, replay
 from engine.replay_cache import MIB, POLICIES, CurvePoint
 from engine.replay_predict import PREDICTORS
 from engine.traces import read_route_trace
+from tuiwork.tables import count, number, section, wrapped
 from tuiwork.text import one_line, sanitize
-
-UNAVAILABLE = "–"
-
-WIDTH = 80
-"""Columns of the narrowest terminal that shows the tables whole."""
 
 MOST_COLUMNS = 6
 """Budgets side by side for which there is room."""
@@ -99,7 +92,7 @@ def table(result: Replay) -> str:
         _topk_section(result),
         _predictor_section(result),
         _layer_section(result),
-        "\n".join(_wrapped(note, indent=2) for note in result.notes),
+        "\n".join(wrapped(note, indent=2) for note in result.notes),
     ]
     return "\n\n".join(section for section in sections if section)
 
@@ -131,16 +124,16 @@ def _head(result: Replay) -> str:
         f"{name} ({arch})",
         f"  {len(model.expert_bytes)} MoE layers of {model.n_expert} experts, "
         f"{model.n_expert_used} used per token; {trace.distinct_experts} different ones used",
-        f"  A token routes {_number(model.token_demand / MIB)} MiB of experts; "
-        f"all of them are {_number(model.all_experts / MIB)} MiB",
-        f"  {_count(trace.rows, 'row')}: {_count(trace.turns, 'turn')}, "
-        f"{_count(trace.prefill_tokens, 'prompt token')}, "
-        f"{_count(trace.decode_tokens, 'decoded token')}",
-        f"  Recorded while decoding: hits {_number(trace.hit_pct)} %, "
-        f"dropped {_number(trace.drop_pct)} %, substituted {_number(trace.substitute_pct)} %, "
-        f"read {_number(trace.read_mib)} MiB",
+        f"  A token routes {number(model.token_demand / MIB)} MiB of experts; "
+        f"all of them are {number(model.all_experts / MIB)} MiB",
+        f"  {count(trace.rows, 'row')}: {count(trace.turns, 'turn')}, "
+        f"{count(trace.prefill_tokens, 'prompt token')}, "
+        f"{count(trace.decode_tokens, 'decoded token')}",
+        f"  Recorded while decoding: hits {number(trace.hit_pct)} %, "
+        f"dropped {number(trace.drop_pct)} %, substituted {number(trace.substitute_pct)} %, "
+        f"read {number(trace.read_mib)} MiB",
     ]
-    return "\n".join(_wrapped(line, indent=4) for line in lines)
+    return "\n".join(wrapped(line, indent=4) for line in lines)
 
 
 def _cache_section(result: Replay) -> str:
@@ -150,7 +143,7 @@ def _cache_section(result: Replay) -> str:
         [str(budget), *(_hit_cell(points[budget, policy]) for policy in POLICIES)]
         for budget in budgets
     ]
-    text = _section(
+    text = section(
         "Cache: hits in percent of decode look-ups, had the cache had this size and policy",
         ["MiB", *(f"{policy} " for policy in POLICIES)],
         rows,
@@ -161,7 +154,7 @@ def _cache_section(result: Replay) -> str:
 
 
 def _hit_cell(point: CurvePoint) -> str:
-    return _number(point.hit_pct) + ("*" if _over_budget(point) else " ")
+    return number(point.hit_pct) + ("*" if _over_budget(point) else " ")
 
 
 def _over_budget(point: CurvePoint) -> bool:
@@ -170,10 +163,10 @@ def _over_budget(point: CurvePoint) -> bool:
 
 def _drop_section(result: Replay) -> str:
     rows = [
-        [f"{point.frac:.2f}", _number(point.io_saved_pct), _number(point.mass_lost_pct, 2)]
+        [f"{point.frac:.2f}", number(point.io_saved_pct), number(point.mass_lost_pct, 2)]
         for point in result.drop_curve
     ]
-    return _section(
+    return section(
         "Dropping cold experts below this fraction of a uniform share, miss by miss as recorded: "
         "percent of the read bytes that it saves, and of the routing weight that it loses",
         ["fraction", "saved", "lost"],
@@ -188,17 +181,17 @@ def _lossy_section(result: Replay) -> str:
             [
                 str(drop.budget_mib),
                 f"{drop.frac:.2f}",
-                _number(drop.io_saved_pct),
-                _number(drop.static_io_saved_pct),
-                _number(drop.mass_lost_pct, 2),
-                _number(drop.static_mass_lost_pct, 2),
-                _number(drop.drop_pct),
-                _number(drop.read_mib_per_token),
-                _number(other.io_saved_pct),
-                _number(other.replaced_mass_pct, 2),
+                number(drop.io_saved_pct),
+                number(drop.static_io_saved_pct),
+                number(drop.mass_lost_pct, 2),
+                number(drop.static_mass_lost_pct, 2),
+                number(drop.drop_pct),
+                number(drop.read_mib_per_token),
+                number(other.io_saved_pct),
+                number(other.replaced_mass_pct, 2),
             ]
         )
-    return _section(
+    return section(
         "Dropping with its effect on an LRU cache of this size, beside the figure miss by miss "
         "(static); drop%: of the routed experts. Substituting: any resident expert of the layer "
         "steps in; mass: the routing weight that it takes over",
@@ -217,9 +210,9 @@ def _topk_section(result: Replay) -> str:
     rows = [
         [
             str(point.k),
-            _number(point.mass_lost_pct, 2),
-            _number(point.io_saved_pct),
-            *(_number(dynamic[point.k, budget].io_saved_pct) for budget in shown),
+            number(point.mass_lost_pct, 2),
+            number(point.io_saved_pct),
+            *(number(dynamic[point.k, budget].io_saved_pct) for budget in shown),
         ]
         for point in result.topk_curve
     ]
@@ -230,15 +223,15 @@ def _topk_section(result: Replay) -> str:
     )
     if len(shown) < len(budgets):
         title += f"; the first {len(shown)} of {len(budgets)} sizes"
-    return _section(title, ["kept", "lost", "recorded", *map(str, shown)], rows)
+    return section(title, ["kept", "lost", "recorded", *map(str, shown)], rows)
 
 
 def _predictor_section(result: Replay) -> str:
     lines = ["Guessing a token's experts: percent of the routed slots guessed right"]
     for judged in result.predictors:
         meaning = PREDICTORS[judged.predictor]
-        line = f"{_number(judged.hit_pct):>6}  {judged.predictor}: {meaning}"
-        lines.append(_wrapped(line, indent=8))
+        line = f"{number(judged.hit_pct):>6}  {judged.predictor}: {meaning}"
+        lines.append(wrapped(line, indent=8))
     return "\n".join(lines)
 
 
@@ -246,36 +239,12 @@ def _layer_section(result: Replay) -> str:
     rows = []
     for layer in result.popularity:
         top = " ".join(f"{expert}:{share:.1f}" for expert, share in layer.top(4))
-        guesses = [_number(judged.layers.get(layer.layer)) for judged in result.predictors]
+        guesses = [number(judged.layers.get(layer.layer)) for judged in result.predictors]
         counted = [str(layer.distinct), str(layer.experts_for_half)]
         rows.append([str(layer.layer), *guesses, *counted, top])
-    return _section(
+    return section(
         "By layer: guessed right (percent), different experts used, how few of them take half of "
         "the routed slots, and the most popular experts with their percentage of the slots",
         ["layer", "previous", "so-far", "overall", "used", "for half", "most popular"],
         rows,
     )
-
-
-def _section(title: str, header: list[str], rows: Sequence[list[str]], above: str = "") -> str:
-    """A titled grid, all columns flush right."""
-    if not rows:
-        return ""
-    widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    lines = [_wrapped(title), *([above] if above else [])]
-    for row in [header, *rows]:
-        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append(("  " + "  ".join(cells)).rstrip())
-    return "\n".join(lines)
-
-
-def _number(value: float | None, digits: int = 1) -> str:
-    return UNAVAILABLE if value is None or not math.isfinite(value) else f"{value:.{digits}f}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'' if number == 1 else 's'}"
-
-
-def _wrapped(text: str, indent: int = 0) -> str:
-    return textwrap.fill(text, width=WIDTH, subsequent_indent=" " * indent)
