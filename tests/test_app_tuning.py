@@ -106,7 +106,7 @@ class TestChanges:
         assert change.title() == "drop 0.50 → 0.75"
         assert change.title(ASCII) == "drop 0.50 -> 0.75"
         assert effect_text(change, measure(rows(20), rows(7))).startswith("7 of 16 tokens")
-        assert "only 3 tokens before" in effect_text(change, measure(rows(3), rows(90)))
+        assert "only 3 tokens" in effect_text(change, measure(rows(3), rows(90)))
 
     def test_tells_the_speed_whether_it_is_chance_and_the_reads(self) -> None:
         change = Change({DROP: 0.0}, {DROP: 0.75}, 60, 60)

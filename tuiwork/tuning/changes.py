@@ -217,7 +217,7 @@ def interval_text(effect: Effect, glyphs: Glyphs = UNICODE) -> str:
 def _waiting_text(effect: Effect) -> str:
     if effect.n_before < FEWEST_TOKENS:
         return (
-            f"only {effect.n_before} tokens before it with a warm cache: {FEWEST_TOKENS} are needed "
+            f"only {effect.n_before} tokens with a warm cache before it: {FEWEST_TOKENS} needed "
             "to compare"
         )
     return f"{effect.n_after} of {FEWEST_TOKENS} tokens until it can be compared"
