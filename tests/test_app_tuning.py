@@ -124,6 +124,17 @@ class TestChanges:
         assert "not separated" in text
         assert "left out" not in text
 
+    def test_a_busy_machine_is_told_from_what_the_change_did(self) -> None:
+        change = Change({DROP: 0.0}, {DROP: 0.5}, 60, 60)
+        before, after = rows(60, seed=1), rows(60, seed=2)
+        assert "other programs" not in effect_text(change, measure(before, after))
+        for row in before:
+            row.wall_ms += 2 * row.compute_ms
+            row.compute_ms *= 3
+        assert "after: other programs were at work" in effect_text(change, measure(before, after))
+        fewer = Change({"routing.n-expert-used": 8}, {"routing.n-expert-used": 4}, 60, 60)
+        assert "other programs" not in effect_text(fewer, measure(before, after))
+
     def test_quick_steps_of_one_knob_are_one_change(self) -> None:
         log = ChangeLog()
         for step, at_row in enumerate((40, 41, 44)):

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median
 from typing import Any
 
 from engine.config import SETTINGS
@@ -20,6 +21,10 @@ from tuiwork.meters.tokens import TokenHistory, token_ms
 
 MOST_TOKENS = 512
 """Of a side: enough for any interval, and the older ones saw another conversation."""
+
+DISTURBED = 1.5
+"""Computing a token does not depend on where its experts are. If its time changed by this factor,
+other programs took part in the difference."""
 
 _RESAMPLES = 1000
 """Ten milliseconds of work for the longest runs, so that the screen never waits for it."""
@@ -92,6 +97,15 @@ class Effect:
     dropped_before: float = float("nan")
     """Share of routed experts that were left out or replaced."""
     dropped_after: float = float("nan")
+    compute_before: float = float("nan")
+    """Milliseconds per token beside reads and cache management, the median."""
+    compute_after: float = float("nan")
+
+    @property
+    def disturbed(self) -> bool:
+        """Whether the machine itself was faster or slower on one side."""
+        low, high = sorted((self.compute_before, self.compute_after))
+        return low > 0 and high / low >= DISTURBED
 
 
 class ChangeLog:
@@ -175,6 +189,8 @@ def measure(before: list[TokenRow], after: list[TokenRow]) -> Effect:
         _mean_reads(after),
         _left_out(before),
         _left_out(after),
+        median(row.compute_ms for row in before),
+        median(row.compute_ms for row in after),
     )
 
 
@@ -201,6 +217,12 @@ def effect_text(change: Change, effect: Effect, glyphs: Glyphs = UNICODE) -> str
     text += f"; reads {_percent_change(effect.reads_before, effect.reads_after, glyphs)}"
     if change.lossy and effect.dropped_after == effect.dropped_after:
         text += f"; left out {100 * effect.dropped_after:.1f} %"
+    if effect.disturbed and "routing.n-expert-used" not in change.after:
+        # Fewer experts are less to compute; nothing else that can be turned is.
+        text += (
+            f"; but computing took {significant(effect.compute_before)} ms a token before and "
+            f"{significant(effect.compute_after)} after: other programs were at work"
+        )
     return text
 
 
