@@ -33,9 +33,10 @@ def write_plot(result: QualityResult, path: Path) -> None:
     families = _families(result)
     figure = Figure(figsize=(12, 9), layout="constrained")
     axes = figure.subplots(2, 2)
-    _draw(axes[0, 0], families, "kl_mean", "mean KL divergence, nats", origin=0.0)
+    # No origin: divergences span orders of magnitude, and lossless, 0, is nowhere on such an axis.
+    _draw(axes[0, 0], families, "kl_mean", "mean KL divergence, nats", origin=None)
     _mark_turns(axes[0, 0], result)
-    _draw(axes[0, 1], families, "kl_p99", "99th percentile of KL, nats", origin=0.0)
+    _draw(axes[0, 1], families, "kl_p99", "99th percentile of KL, nats", origin=None)
     _draw(axes[1, 0], families, "ppl_ratio", "perplexity over lossless", origin=1.0)
     _draw(axes[1, 1], families, "top1", "same likeliest token, share", origin=1.0)
     axes[0, 0].set_title("What saving reads costs")
@@ -67,13 +68,16 @@ def _families(result: QualityResult) -> dict[str, Family]:
 
 
 def _draw(
-    axes: Axes, families: dict[str, Family], figure: str, label: str, *, origin: float
+    axes: Axes, families: dict[str, Family], figure: str, label: str, *, origin: float | None
 ) -> None:
+    """A curve for each family, from `origin` at no reads saved; without one on a log axis."""
+    begin = [] if origin is None else [origin]
     for marker, (family, points) in zip(_MARKERS, families.items(), strict=False):
         known = [
             (run, figures.reads_saved, getattr(figures, figure))
             for run, figures in points
-            if getattr(figures, figure).value is not None
+            if (value := getattr(figures, figure).value) is not None
+            and (value > 0 or origin is not None)
         ]
         if not known:
             continue
@@ -81,9 +85,12 @@ def _draw(
         y = [cost.value for _, _, cost in known]
         bars = [_bar(cost) for _, _, cost in known]
         axes.errorbar(
-            [0.0, *x],
-            [origin, *y],
-            yerr=([0.0, *(low for low, _ in bars)], [0.0, *(high for _, high in bars)]),
+            [*(0.0 for _ in begin), *x],
+            [*begin, *y],
+            yerr=(
+                [*(0.0 for _ in begin), *(low for low, _ in bars)],
+                [*(0.0 for _ in begin), *(high for _, high in bars)],
+            ),
             marker=marker,
             markersize=5,
             capsize=2,
@@ -97,7 +104,11 @@ def _draw(
                 xytext=(4, 4),
                 fontsize="x-small",
             )
+    if not axes.has_data():
+        axes.text(0.5, 0.5, "unmeasured", ha="center", transform=axes.transAxes)
     axes.set(xlabel="read bytes saved, %", ylabel=label)
+    if origin is None:
+        axes.set_yscale("log")
     axes.grid(alpha=0.3)
 
 
