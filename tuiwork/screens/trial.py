@@ -68,13 +68,19 @@ class TrialScreen(Screen[None]):
             for place, letter in enumerate("AB"):
                 with Vertical(classes="side") as side:
                     side.border_title = Content(letter)
-                    default = names[0] if place == 0 else names[min(1, len(names) - 1)]
+                    default = self._opponent(names) if place else IN_FORCE
                     yield Select(options, value=default, allow_blank=False, id=f"choice-{letter}")
                     yield Static(classes="figures", id=f"figures-{letter}")
                     with VerticalScroll():
                         yield Static(id=f"answer-{letter}")
         yield Static(id="verdict")
         yield Footer(compact=True)
+
+    def _opponent(self, names: list[str]) -> str:
+        """What a person most likely wants beside the settings in force: the other side of lossy."""
+        lossy = self._in_force.routing.drop_cold_experts or self._in_force.routing.n_expert_used
+        wanted = "default" if lossy else "app"
+        return wanted if wanted in names else names[-1]
 
     def on_mount(self) -> None:
         """Write the prompt first."""
