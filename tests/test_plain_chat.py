@@ -184,7 +184,7 @@ class TestWithoutTerminal:
 
     def test_nothing_on_standard_input(self, environment: dict[str, str]) -> None:
         _, notes = self.run(environment, stdin=subprocess.DEVNULL)
-        assert "lighthouse" in notes
+        assert "capital of France" in notes
 
     def test_a_piped_prompt(self, environment: dict[str, str]) -> None:
         _, notes = self.run(environment, input="why is the sky blue")
@@ -194,7 +194,7 @@ class TestWithoutTerminal:
         reader, writer = os.pipe()
         try:
             _, notes = self.run(environment, stdin=reader)
-            assert "lighthouse" in notes
+            assert "capital of France" in notes
         finally:
             os.close(reader)
             os.close(writer)

@@ -21,7 +21,7 @@ from tuiwork.interrupt import cancel_on_interrupt
 from tuiwork.opening import open_session
 from tuiwork.progress import ProgressBar
 
-PROMPT_WITHOUT_TERMINAL = "Tell me a short story about a lighthouse."
+PROMPT_WITHOUT_TERMINAL = "What is the capital of France?"
 _SILENCE_S = 1.0
 """How long a pipe may say nothing before it is taken for one that never will."""
 _HELP = """/new   begin a new conversation; the expert cache stays warm
