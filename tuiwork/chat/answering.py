@@ -229,6 +229,8 @@ class Answering(KeptLines, Vertical):
         now = time.monotonic()
         if self._live is None or now < self._flush_after:
             return
+        if not self.query(Transcript):
+            return  # the app closes while an answer comes: its widgets go before its timers
         if self._live.flush():
             self.transcript.text_came()
             self.call_after_refresh(self._flushed, now)
