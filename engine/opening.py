@@ -350,8 +350,9 @@ def _start_streaming(opened: OpenModel, config: RunConfig, report: Progress, poi
 
 def _see_whether_pages_move(opened: OpenModel) -> None:
     wanted = mappings_needed(opened.layers)
-    opened.moves_pages = pages_can_move() and wanted <= machine.max_mappings()
-    if not pages_can_move():
+    can_move = pages_can_move()
+    opened.moves_pages = can_move and wanted <= machine.max_mappings()
+    if not can_move:
         opened.notes.append(
             "this kernel cannot move memory between experts (Linux 5.7 can): evicted memory is "
             "freed and taken anew, which reads slower"

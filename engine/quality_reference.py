@@ -11,11 +11,11 @@ import os
 import shutil
 import tempfile
 from pathlib import Path
-from types import TracebackType
 
 import numpy as np
 import numpy.typing as npt
 
+from engine.closing import Closing
 from engine.errors import InputError, ReadError
 
 Logits = npt.NDArray[np.float32]
@@ -24,7 +24,7 @@ ROOM_LEFT_BYTES = 64 << 20
 """Of the disk, left to everybody else."""
 
 
-class LogitsFile:
+class LogitsFile(Closing):
     """`n_rows` rows of `n_vocab` float32 logits in a nameless file under `folder`."""
 
     def __init__(self, n_rows: int, n_vocab: int, folder: Path) -> None:
@@ -76,17 +76,6 @@ class LogitsFile:
     def close(self) -> None:
         """Give the space back."""
         self._file.close()
-
-    def __enter__(self) -> LogitsFile:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
 
 def _no_room(folder: Path, needed: int, free: int) -> str:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from time import perf_counter
-from types import TracebackType
 from typing import Any
 
 import numpy as np
 
 from engine import live_settings
 from engine.chat import ChatTemplate, Message, begun_reasoning, split_reasoning
+from engine.closing import Closing
 from engine.config import RunConfig, require_valid
 from engine.counters import Allocate, private
 from engine.diagnostics import Diagnostics
@@ -36,7 +36,7 @@ __all__ = ["Answer", "ModelInfo", "Progress", "Session"]
 Progress = Callable[[str, float], None]
 
 
-class Session:
+class Session(Closing):
     """An opened model, ready to generate."""
 
     def __init__(self, config: RunConfig, opened: OpenModel, options: Diagnostics) -> None:
@@ -310,17 +310,6 @@ class Session:
             self._recorder.close()
             self._timeline.close()
             self._opened.close()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _room_for(self, n_prompt: int, wanted: int, fit_answer: bool) -> int:
         room = self._opened.n_ctx - n_prompt

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
+from engine.closing import Closing
 from tuiwork.text import one_line
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ _SHOW_AFTER_S = 0.3
 """What is done sooner needs no bar."""
 
 
-class ProgressBar:
+class ProgressBar(Closing):
     """One bar that shows the stage at work: `with ProgressBar() as bar: work(progress=bar)`.
 
     Called with a stage's name and its fraction from 0 to 1, at any rate and from one thread.
@@ -51,17 +51,6 @@ class ProgressBar:
             self._bar.stop()
             self._bar = None
         self._started = time.monotonic()
-
-    def __enter__(self) -> ProgressBar:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
 
     def _open(self, stage: str) -> None:
         # Imported here: it costs more than the rest of the start.
