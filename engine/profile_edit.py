@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from engine.config import SETTINGS, check_value
 from engine.errors import InputError
 from engine.profile import load_profile, parse, read_text, suggest
+from engine.whole_file import write_whole
 
 if TYPE_CHECKING:
     from tomlkit import TOMLDocument
@@ -93,18 +93,8 @@ def replace_file(target: Path, text: str) -> None:
     """Write a whole file in one step, its folder too. Raises InputError; then nothing changed."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    except OSError as error:
-        raise InputError(f"{target}: cannot be written: {error.strerror}") from None
-    try:
-        # newline="" keeps the line ends that the document has.
-        with open(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
         mode = target.stat().st_mode & 0o777 if target.exists() else 0o644
-        os.chmod(name, mode)
-        os.replace(name, target)
+        # As bytes: the line ends stay those that the document has.
+        write_whole(target, text.encode(), mode=mode)
     except OSError as error:
-        Path(name).unlink(missing_ok=True)
         raise InputError(f"{target}: cannot be written: {error.strerror}") from None

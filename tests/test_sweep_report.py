@@ -203,7 +203,7 @@ class TestFolder:
         def full(_fd: int) -> None:
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-        monkeypatch.setattr("tuiwork.whole_file.os.fsync", full)
+        monkeypatch.setattr("engine.whole_file.os.fsync", full)
         with pytest.raises(OSError, match="No space left"):
             finish(store, PLAN.cells[1], 50.0)
         assert [path.name for path in store.cells_folder.iterdir()] == ["r1-p1-A"]

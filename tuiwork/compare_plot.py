@@ -11,11 +11,11 @@ import numpy as np
 from engine.comparison import Comparison
 from engine.errors import InputError
 from engine.run_figures import Run
+from engine.whole_file import write_whole
 from tuiwork.compare_view import letters_of
 from tuiwork.replay_plot import check_plot
 from tuiwork.run_plots import draw_token_times, image
 from tuiwork.text import one_line
-from tuiwork.whole_file import write_whole
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

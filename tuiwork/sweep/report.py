@@ -13,13 +13,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from engine.whole_file import write_whole
 from tuiwork.sweep.plots import draw_plots, plots_possible
 from tuiwork.sweep.quality import KL, Front, Point
 from tuiwork.sweep.results import ArmResult, SweepResult
 from tuiwork.sweep.store import FinishedCell, Store
 from tuiwork.tables import UNAVAILABLE, number
 from tuiwork.text import one_line, sanitize
-from tuiwork.whole_file import write_whole
 
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>#|~&]|^[-+]|^\d+(?=[.)]))")
 _LONGEST_PROMPT = 200

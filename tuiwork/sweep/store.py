@@ -25,9 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from engine.errors import InputError
+from engine.whole_file import sync_folder, write_whole
 from tuiwork.sweep.plan import Cell, Plan
 from tuiwork.text import one_line
-from tuiwork.whole_file import sync_folder, write_whole
 
 TOKENS, ANSWER, RECORD, RESOLVED = "tokens.csv", "run.json", "cell.json", "resolved.toml"
 

@@ -7,7 +7,7 @@ import tempfile
 from pathlib import Path
 
 
-def write_whole(path: Path, data: bytes | str) -> None:
+def write_whole(path: Path, data: bytes | str, *, mode: int = 0o644) -> None:
     """Replace `path` in one step, and have it on the disk when this returns. Raises OSError."""
     content = data.encode("utf-8", "backslashreplace") if isinstance(data, str) else data
     handle, name = tempfile.mkstemp(prefix=f".{path.name[:80]}.", dir=path.parent)
@@ -16,7 +16,7 @@ def write_whole(path: Path, data: bytes | str) -> None:
             file.write(content)
             file.flush()
             os.fsync(file.fileno())
-        os.chmod(name, 0o644)
+        os.chmod(name, mode)
         os.replace(name, path)
     except BaseException:
         Path(name).unlink(missing_ok=True)
