@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 
 from engine.errors import GraphError
 from engine.graph import GraphPlan
@@ -20,7 +21,7 @@ class Bank:
     slice_bytes: int
     n_expert: int
 
-    @property
+    @cached_property
     def core_bytes(self) -> int:
         """Bytes of a slice that can be moved: whole pages of its own, as many for every expert.
 
@@ -35,12 +36,12 @@ class Bank:
         """Where the `core_bytes` of an expert begin."""
         return page_ceil(self.offset + expert * self.slice_bytes)
 
-    @property
+    @cached_property
     def inside_first(self) -> int:
         """First page that holds nothing but this bank."""
         return page_ceil(self.offset)
 
-    @property
+    @cached_property
     def inside_last(self) -> int:
         """End of the last page that holds nothing but this bank."""
         return max(self.inside_first, page_floor(self.offset + self.slice_bytes * self.n_expert))

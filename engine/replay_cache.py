@@ -16,6 +16,8 @@ published curve to the printed digit at every budget:
   they hold 784.7; `CurvePoint.held_bytes` tells), and at any budget the first decoded token still
   finds its whole prompt's experts.
 - Bélády evicts what is used again latest, and what is never used again first of all.
+
+The policy "engine" is this engine's own, by the very code that its cache runs.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ from typing import Protocol
 
 import numpy as np
 
+from engine.replay_engine import EngineCache
 from engine.trace_table import IntArray
 from engine.traces import RouteTrace
 
@@ -64,7 +67,7 @@ class Workload:
 
 
 class CachePolicy(Protocol):
-    """A cache that is replayed. The engine's own policies can take this shape."""
+    """A cache that is replayed."""
 
     @property
     def held(self) -> int:
@@ -319,6 +322,7 @@ POLICIES: dict[str, PolicyFactory] = {
     "layer-lru": lambda work, budget: PerLayer(Lru, work, budget),
     "layer-lfu": lambda work, budget: PerLayer(Lfu, work, budget),
     "random": RandomEviction,
+    "engine": lambda work, budget: EngineCache(work.sizes, work.n_expert, work.n_layer, budget),
 }
 """Every policy by its name; a new one is added here."""
 

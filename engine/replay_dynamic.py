@@ -2,8 +2,8 @@
 
 An expert that was left out is not there for the next token either: it stays cold, is left out
 again, and leaves room for others. So these figures differ from the static ones of
-`engine.replay_lossy`, whose terms (weak, saved I/O, lost mass) they share. The cache is an LRU of
-one budget for all layers, which is the engine's own.
+`engine.replay_lossy`, whose terms (weak, saved I/O, lost mass) they share. The cache is the
+engine's own: one budget for all layers, and the policy of `engine.retention`.
 
 The router's choices are taken as recorded. What a real run routes after a dropped expert differs,
 and no trace can tell how. Prefill is never dropped, but warms the cache.
@@ -17,14 +17,22 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from engine.replay_cache import MIB, Lru, Workload, call_starts, simulate, workload
+from engine.replay_cache import (
+    MIB,
+    POLICIES,
+    CachePolicy,
+    Workload,
+    call_starts,
+    simulate,
+    workload,
+)
 from engine.replay_lossy import FRACTIONS, BoolArray, DecodeRows, Saving, fewer, percent
 from engine.traces import RouteTrace
 
 
 @dataclass(frozen=True)
 class DropDynamicPoint(Saving):
-    """Dropping at a fraction while an LRU cache of a budget is simulated."""
+    """Dropping at a fraction while the engine's cache of a budget is simulated."""
 
     frac: float
     budget_mib: int
@@ -38,7 +46,7 @@ class DropDynamicPoint(Saving):
 
 @dataclass(frozen=True)
 class TopKDynamicPoint(Saving):
-    """Fewer experts per token, in prefill too, with an LRU cache of a budget simulated.
+    """Fewer experts per token, in prefill too, with the engine's cache of a budget simulated.
 
     The prompt then warms the cache less, so a budget with room for nearly everything saves little
     in decode: what the prompt no longer read, a decoded token reads first.
@@ -51,13 +59,13 @@ class TopKDynamicPoint(Saving):
 
 @dataclass(frozen=True)
 class SubstitutePoint:
-    """Replacing a cold weak expert by a resident one, with an LRU cache of a budget simulated.
+    """Replacing a cold weak expert by a resident one, with the engine's cache simulated.
 
     A trace does not know the weights of experts that were not routed, so which one would step in
     and what it would weigh is unknown. Assumed: any resident expert of the layer that the routing
-    did not choose can step in, once per routing, and its recency stays. Where there are too few,
-    the candidates ranked first are replaced and the others read. Weights of the replaced tell how
-    much of the routing another expert computed, not what was lost.
+    did not choose can step in, once per routing, and that counts as no use of it. Where there are
+    too few, the candidates ranked first are replaced and the others read. Weights of the replaced
+    tell how much of the routing another expert computed, not what was lost.
     """
 
     frac: float
@@ -71,9 +79,13 @@ class SubstitutePoint:
 
 
 class DynamicReplay:
-    """Simulates LRU caches in which the lossy settings decide what is loaded."""
+    """Simulates caches in which the lossy settings decide what is loaded."""
 
-    def __init__(self, trace: RouteTrace, rows: DecodeRows, work: Workload) -> None:
+    def __init__(
+        self, trace: RouteTrace, rows: DecodeRows, work: Workload, policy: str = "engine"
+    ) -> None:
+        """`policy` of the caches, of POLICIES; Bélády's does not know what is left out."""
+        self._policy = policy
         self._rows = rows
         self._work = work
         self._fewer = {k: workload(trace, top_k=k) for k in fewer(rows)}
@@ -146,7 +158,7 @@ class DynamicReplay:
         full = self._rows.bytes[self._all_loaded(budget_mib)].sum()
         points = []
         for k, work in self._fewer.items():
-            read = simulate(work, "lru", budget_mib).read_bytes
+            read = simulate(work, self._policy, budget_mib).read_bytes
             points.append(
                 TopKDynamicPoint(
                     io_saved_pct=percent(full - read, full),
@@ -167,7 +179,7 @@ class DynamicReplay:
 
     def _misses(self, budget_mib: int, weak: BoolArray) -> BoolArray:
         """Which decode rows are cold when looked up; cold `weak` ones are never loaded."""
-        cache = Lru(self._work, budget_mib * MIB)
+        cache = POLICIES[self._policy](self._work, budget_mib * MIB)
         weak_rows = weak.tolist()
         miss: list[bool] = []
         for first, end in self._warmed(cache):
@@ -181,7 +193,7 @@ class DynamicReplay:
 
     def _substituted(self, budget_mib: int, weak: BoolArray) -> tuple[BoolArray, BoolArray]:
         """Which decode rows are cold when looked up, and which of these are replaced."""
-        cache = Lru(self._work, budget_mib * MIB)
+        cache = POLICIES[self._policy](self._work, budget_mib * MIB)
         weak_rows = weak.tolist()
         miss = np.zeros(len(self._keys), dtype=np.bool_)
         replaced = np.zeros(len(self._keys), dtype=np.bool_)
@@ -199,7 +211,7 @@ class DynamicReplay:
             cache.load(_distinct(keys))
         return miss, replaced
 
-    def _warmed(self, cache: Lru) -> Iterator[tuple[int, int]]:
+    def _warmed(self, cache: CachePolicy) -> Iterator[tuple[int, int]]:
         """Runs prefill through the cache, and gives the decode calls' rows as their turn comes."""
         spans = iter(self._spans)
         for call in self._work.calls:

@@ -1,9 +1,9 @@
 """The expert cache: which experts are in memory, what they cost, and who goes first.
 
 An entry is one (layer, expert): its slice in every bank of the layer. One global budget in bytes
-holds over all entries, each counted at its own size; the least recently used entry goes first. Its
-pages are moved under the entry that needed the room, or given back to the system where that does
-not go, so the budget bounds memory for real.
+holds over all entries, each counted at its own size; `engine.retention` says which one goes first.
+Its pages are moved under the entry that needed the room, or given back to the system where that
+does not go, so the budget bounds memory for real.
 
 The callback's thread owns this module's objects; nothing here takes a lock.
 
@@ -17,13 +17,13 @@ from __future__ import annotations
 
 import os
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Iterable, Sequence
 
 from engine.counters import ABSENT, READING, RESIDENT, ExpertCounters
 from engine.experts import ExpertLayer, ExpertTag, slice_pages
 from engine.lanes import Move, Read, Release
 from engine.mapping import ShardMapping, page_ceil, page_floor
+from engine.retention import Retention
 
 POISON_BYTE = 0xFF
 """Every quantization reads a block of these as NaN or as a value that ruins the logits."""
@@ -46,6 +46,8 @@ class ExpertStore(ABC):
         self.n_expert = max(layer.n_expert for layer in layers)
         self.counters = counters or ExpertCounters(len(self.layers), self.n_expert)
         self.counters.state[...] = ABSENT
+        # The same memory by key: numbers one by one go several times faster than through an array.
+        self._state = self.counters.state.reshape(-1).data
         self.clock = 0
         """Tokens so far; the engine advances it."""
         self.hits = 0
@@ -54,6 +56,7 @@ class ExpertStore(ABC):
         self.moved = 0
         """Reads that went into the memory of an evicted entry."""
         self._releases: list[Release] = []
+        self._known_reads: dict[int, tuple[Read, ...]] = {}
 
     @property
     @abstractmethod
@@ -76,7 +79,7 @@ class ExpertStore(ABC):
         """Reads that `stage` asked for are in place, and what it gave up is gone."""
         for read in reads:
             if isinstance(read.tag, ExpertTag):
-                self.counters.state[read.tag.index, read.tag.expert] = RESIDENT
+                self._state[read.tag.index * self.n_expert + read.tag.expert] = RESIDENT
 
     def take_releases(self) -> list[Release]:
         """Pages of evicted entries that are still to be given back, once."""
@@ -94,7 +97,12 @@ class ExpertStore(ABC):
     def close(self) -> None:  # noqa: B027  Most stores have nothing to give up.
         """Give up what is not memory under the model's addresses."""
 
-    def _reads_of(self, index: int, expert: int) -> list[Read]:
+    def _reads_of(self, index: int, expert: int) -> tuple[Read, ...]:
+        """An entry's reads. Kept once made: an expert that is missed is missed again and again."""
+        key = index * self.n_expert + expert
+        known = self._known_reads.get(key)
+        if known is not None:
+            return known
         layer = self.layers[index]
         reads = []
         for bank in layer.banks:
@@ -102,7 +110,7 @@ class ExpertStore(ABC):
             if first < last:
                 tag = ExpertTag(index, layer.number, expert, bank.name)
                 reads.append(Read(bank.shard, first, last, tag))
-        return reads
+        return self._known_reads.setdefault(key, tuple(reads))
 
     def _poison_slices(self, index: int, experts: Iterable[int]) -> None:
         for expert in experts:
@@ -114,7 +122,7 @@ class ExpertStore(ABC):
 
 
 class ExpertCache(ExpertStore):
-    """Experts stay in memory within a budget; the least recently used goes first."""
+    """Experts stay in memory within a budget; what is worth least goes first."""
 
     def __init__(
         self,
@@ -132,8 +140,11 @@ class ExpertCache(ExpertStore):
         self._resident = 0
         self._moves_pages = moves_pages
         self._gone: list[tuple[int, int]] = []
-        # Oldest first. An OrderedDict moves and drops an entry in constant time, in C.
-        self._order: OrderedDict[int, int] = OrderedDict()
+        self._retention = Retention(len(self.layers), self.n_expert)
+        self._hits = self.counters.hits.reshape(-1).data
+        self._misses = self.counters.misses.reshape(-1).data
+        self._last_used = self.counters.last_used.reshape(-1).data
+        self._banks = [{bank.name: bank for bank in layer.banks} for layer in self.layers]
         self._entry_bytes = [layer.entry_bytes for layer in self.layers]
         for index, layer in enumerate(self.layers):
             for bank in layer.banks:
@@ -152,43 +163,44 @@ class ExpertCache(ExpertStore):
     def set_budget(self, budget_bytes: int) -> None:
         """Change the budget between tokens; what no longer fits goes at once."""
         self._budget = budget_bytes
-        self._evict_until_it_fits(keep_newest=0)
+        self._retention.nothing_in_use()
+        self._evict_until_it_fits()
         self._release_now()
 
     def is_resident(self, index: int, expert: int) -> bool:
-        return index * self.n_expert + expert in self._order
+        return self._retention.resident[index * self.n_expert + expert] == 1
 
     def stage(self, index: int, experts: Sequence[int]) -> list[Read]:
-        # Hot path: some 400 look-ups per token. Plain dict operations on ints; numpy would cost
-        # more per call than the few experts of a routing take.
-        order, offset, size = self._order, index * self.n_expert, self._entry_bytes[index]
-        counters, clock = self.counters, self.clock
+        # Hot path: some 400 look-ups per token. Plain bytes and ints; numpy would cost more per
+        # call than the few experts of a routing take.
+        resident, offset = self._retention.resident, index * self.n_expert
+        hits, last_used, clock = self._hits, self._last_used, self.clock
         missing: list[int] = []
-        touched: set[int] = set()
-        for expert in experts:
+        wanted = dict.fromkeys(experts)
+        for expert in wanted:
             key = offset + expert
-            if key in order:
-                order.move_to_end(key)
-                if key not in touched:
-                    counters.hits[index, expert] += 1
+            if resident[key]:
+                hits[key] += 1
             else:
-                order[key] = size
+                resident[key] = 1
                 missing.append(expert)
-                counters.misses[index, expert] += 1
-            touched.add(key)
-            counters.last_used[index, expert] = clock
-        self.hits += len(touched) - len(missing)
+                self._misses[key] += 1
+            last_used[key] = clock
+        self.hits += len(wanted) - len(missing)
         self.misses += len(missing)
-        self._resident += size * len(missing)
-        if self._resident > self._budget:
-            self._evict_until_it_fits(keep_newest=len(touched))
+        self._resident += self._entry_bytes[index] * len(missing)
+        if wanted:
+            by_last_use = wanted if len(wanted) == len(experts) else _by_last_use(experts)
+            self._retention.use(index, [offset + expert for expert in by_last_use])
+            if self._resident > self._budget:
+                self._evict_until_it_fits()
         if not missing:
             if self._releases:
                 self._release_now()
             return []
         reads: list[Read] = []
         for expert in missing:
-            counters.state[index, expert] = READING
+            self._state[offset + expert] = READING
             reads.extend(self._reads_of(index, expert))
         return self._into_freed_memory(index, reads) if self._releases else reads
 
@@ -199,25 +211,26 @@ class ExpertCache(ExpertStore):
 
     def forget(self, index: int, experts: Iterable[int]) -> None:
         for expert in experts:
-            size = self._order.pop(index * self.n_expert + expert, None)
-            if size is not None:
-                self._drop(index, expert, size)
+            if self.is_resident(index, expert):
+                self._retention.resident[index * self.n_expert + expert] = 0
+                self._drop(index, expert)
         self._release_now()
 
-    def _evict_until_it_fits(self, keep_newest: int) -> None:
-        order = self._order
-        while self._resident > self._budget and len(order) > keep_newest:
-            key, size = order.popitem(last=False)
-            index, expert = divmod(key, self.n_expert)
-            self._drop(index, expert, size)
+    def _evict_until_it_fits(self) -> None:
+        while self._resident > self._budget:
+            key = self._retention.evict()
+            if key is None:
+                break
+            self._drop(*divmod(key, self.n_expert))
             self.evictions += 1
 
-    def _drop(self, index: int, expert: int, size: int) -> None:
-        """Give up an entry that is already out of the order."""
-        self._resident -= size
-        self.counters.state[index, expert] = ABSENT
-        before = self.is_resident(index, expert - 1) if expert else False
-        after = self.is_resident(index, expert + 1) if expert + 1 < self.n_expert else False
+    def _drop(self, index: int, expert: int) -> None:
+        """Give up the memory of an entry that no longer counts as resident."""
+        self._resident -= self._entry_bytes[index]
+        resident, key = self._retention.resident, index * self.n_expert + expert
+        self._state[key] = ABSENT
+        before = resident[key - 1] if expert else 0
+        after = resident[key + 1] if expert + 1 < self.n_expert else 0
         for bank in self.layers[index].banks:
             start = bank.offset + expert * bank.slice_bytes
             end = start + bank.slice_bytes
@@ -233,18 +246,18 @@ class ExpertCache(ExpertStore):
         """Pair reads with slices of the same size that were evicted for them."""
         if not self._moves_pages:
             return reads
-        banks = {bank.name: bank for bank in self.layers[index].banks}
+        banks, releases = self._banks[index], self._releases
         paired: list[Read] = []
         for read in reads:
             assert isinstance(read.tag, ExpertTag)
             bank = banks[read.tag.projection]
             # Entries mostly have slices of one size, so the last one suits.
-            place = len(self._releases) - 1
-            while place >= 0 and self._releases[place].core_bytes != bank.core_bytes:
+            place = len(releases) - 1
+            while place >= 0 and releases[place].core_bytes != bank.core_bytes:
                 place -= 1
             if place >= 0 and bank.core_bytes:
-                move = Move(self._releases.pop(place), bank.core_first(read.tag.expert))
-                read = read._replace(move=move)
+                move = Move(releases.pop(place), bank.core_first(read.tag.expert))
+                read = Read(read.shard, read.first, read.last, read.tag, move)
                 self.moved += 1
             paired.append(read)
         return paired
@@ -260,6 +273,11 @@ class ExpertCache(ExpertStore):
             if not self.is_resident(index, expert):
                 self._poison_slices(index, [expert])
         self._gone = []
+
+
+def _by_last_use(experts: Sequence[int]) -> list[int]:
+    """Each expert once, in order of its last place."""
+    return list(dict.fromkeys(reversed(experts)))[::-1]
 
 
 class MappedExperts(ExpertStore):

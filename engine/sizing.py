@@ -69,7 +69,7 @@ def choose_cache(config: RunConfig, layers: Sequence[ExpertLayer], top_k: int) -
             budget,
             "",
             f"a token of this model routes to {demand / MIB:.0f} MiB of experts, more than the "
-            f"cache of {stream.cache_mb} MiB: hits will be zero. Set stream.cache-mb to "
+            f"cache of {stream.cache_mb} MiB: hits will be few. Set stream.cache-mb to "
             f"{-(-demand // MIB)} or more, or to 0",
         )
     all_experts = sum(layer.entry_bytes * layer.n_expert for layer in layers)

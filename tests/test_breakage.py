@@ -451,6 +451,7 @@ class TestNumbers:
         seconds = sum(float(r["wall_ms"]) + float(r["loop_overhead_ms"]) for r in rows) / 1000
         assert document["tok_s"] == pytest.approx(len(rows) / seconds, rel=1e-3)
         replayed = cli("replay", routes, "--json", "--budget", "2")
-        lru = next(c for c in json.loads(replayed.out)["cache_curve"] if c["policy"] == "lru")
+        curve = json.loads(replayed.out)["cache_curve"]
+        engine = next(point for point in curve if point["policy"] == "engine")
         measured = 100 * total("hits") / (total("hits") + total("misses"))
-        assert lru["hit_pct"] == pytest.approx(measured, abs=0.05)
+        assert engine["hit_pct"] == pytest.approx(measured, abs=0.05)

@@ -261,7 +261,7 @@ def test_replay_counts_what_the_engine_counted(
             session.generate(prompt, n_predict=100)
         hits = sum(row.hits for row in session.metrics.rows)
         misses = sum(row.misses for row in session.metrics.rows)
-    replayed = simulate(workload(read_route_trace(path)), "lru", cache_mb)
+    replayed = simulate(workload(read_route_trace(path)), "engine", cache_mb)
     assert (replayed.hits, replayed.lookups) == (hits, hits + misses)
     assert misses > 0
 

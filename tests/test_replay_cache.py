@@ -60,7 +60,7 @@ def test_policies_do_what_their_description_says(policy: str, work: Workload, bu
 @settings(max_examples=150, deadline=None)
 def test_nothing_beats_belady_among_equal_entries(work: Workload, budget: int) -> None:
     best = simulate(work, "belady", budget).hits
-    for policy in ("lru", "lfu", "random"):
+    for policy in ("lru", "lfu", "random", "engine"):
         assert simulate(work, policy, budget).hits <= best
     # A per-layer cache may hold more than its share, and then more than Bélády may.
     if budget // work.n_layer >= max(len(call.keys) for call in work.calls):

@@ -44,7 +44,7 @@ def test_the_document_has_every_key_and_unrounded_values() -> None:
         *("substitute_curve", "topk_dynamic", "predictors", "popularity", "notes"),
     ]
     curve = found["cache_curve"]
-    assert [point["budget_mib"] for point in curve] == [50] * 6 + [100] * 6
+    assert [point["budget_mib"] for point in curve] == [50] * 7 + [100] * 7
     assert [point["policy"] for point in curve] == list(POLICIES) * 2
     assert set(curve[0]) == {"budget_mib", "policy", "hit_pct"}
     assert set(found["drop_curve"][0]) == {"frac", "io_saved_pct", "mass_lost_pct"}
@@ -72,7 +72,7 @@ def test_the_table_says_the_same_as_the_document() -> None:
         figures = [p["hit_pct"] for p in found["cache_curve"] if p["budget_mib"] == budget]
         assert [cell.rstrip("*") for cell in row[1:]] == [f"{pct:.1f}" for pct in figures]
         assert [cell.endswith("*") for cell in row[1:]] == [
-            *(False, False, False, budget == 50, budget == 50, False)
+            *(False, False, False, budget == 50, budget == 50, False, False)
         ]
     assert "  * held more than the budget: a cache keeps what the layer's last call needed" in lines
 
@@ -89,7 +89,7 @@ def test_unavailable_is_a_dash_or_null_but_never_zero(bare: Path) -> None:
     found = json.loads(shown(bare, as_json=True, budgets=[10]))
     for key in ("drop_curve", "drop_dynamic", "substitute_curve"):
         assert {point["io_saved_pct"] for point in found[key]} == {None}
-    assert [point["hit_pct"] for point in found["cache_curve"]] == [0.0] * 6
+    assert [point["hit_pct"] for point in found["cache_curve"]] == [0.0] * 7
     assert found["trace"]["hit_pct"] is None
 
 

@@ -72,7 +72,7 @@ def _draw_lossy(axes: Axes, result: Replay) -> None:
         for name, points in static.items()
     }
     for budget in dict.fromkeys(point.budget_mib for point in result.drop_dynamic):
-        curves[f"drop, LRU of {budget} MiB"] = [
+        curves[f"drop, cache of {budget} MiB"] = [
             (point.mass_lost_pct, point.io_saved_pct)
             for point in result.drop_dynamic
             if point.budget_mib == budget
@@ -80,7 +80,7 @@ def _draw_lossy(axes: Axes, result: Replay) -> None:
     for name, pairs in curves.items():
         known = [(lost, saved) for lost, saved in pairs if lost is not None and saved is not None]
         if known:
-            style = "-" if "LRU" in name else "--"
+            style = "-" if "cache of" in name else "--"
             lost_pct, saved_pct = [lost for lost, _ in known], [saved for _, saved in known]
             axes.plot(lost_pct, saved_pct, style, marker="o", label=name)
             axes.legend(fontsize="small")

@@ -192,9 +192,9 @@ def _lossy_section(result: Replay) -> str:
             ]
         )
     return section(
-        "Dropping with its effect on an LRU cache of this size, beside the figure miss by miss "
-        "(static); drop%: of the routed experts. Substituting: any resident expert of the layer "
-        "steps in; mass: the routing weight that it takes over",
+        "Dropping with its effect on the engine's cache of this size, beside the figure miss by "
+        "miss (static); drop%: of the routed experts. Substituting: any resident expert of the "
+        "layer steps in; mass: the routing weight that it takes over",
         ["MiB", "frac", "saved", "static", "lost", "static", "drop%", "MiB/tok", "saved", "mass"],
         rows,
         above="dropping".center(54) + "substituting",
@@ -218,8 +218,8 @@ def _topk_section(result: Replay) -> str:
     ]
     title = (
         "Fewer experts per token: percent of the routing weight lost, and of the read bytes "
-        "saved while decoding, as recorded and with its effect on an LRU cache of this many MiB "
-        "(which the prompt then warms less)"
+        "saved while decoding, as recorded and with its effect on the engine's cache of this many "
+        "MiB (which the prompt then warms less)"
     )
     if len(shown) < len(budgets):
         title += f"; the first {len(shown)} of {len(budgets)} sizes"

@@ -75,17 +75,17 @@ def describe(file: ModelFile, ctx: int, floor_mib: int) -> dict[str, Any]:
 
 
 def regime(cache_bytes: int, file: ModelFile) -> str:
-    """What a cache of this size means for this model: `dense`, `all`, `some` or `none`.
+    """What a cache of this size means for this model: `dense`, `all`, `some` or `few`.
 
-    `none`: below one token's demand, where least-recently-used never hits. What share of reads
-    `some` hits depends on the routing, so no figure is given.
+    `few`: below one token's demand, where most routings miss. What share of reads the others hit
+    depends on the routing, so no figure is given.
     """
     experts = file.experts
     if not experts.entry_bytes:
         return "dense"
     if cache_bytes >= experts.expert_bytes:
         return "all"
-    return "some" if cache_bytes > experts.token_demand_bytes else "none"
+    return "some" if cache_bytes > experts.token_demand_bytes else "few"
 
 
 def kv_bytes(file: ModelFile, ctx: int) -> int | None:
@@ -151,7 +151,7 @@ def _cache_line(facts: dict[str, Any]) -> str:
         "dense": "nothing to cache: this model has no experts; run it with --no-stream",
         "all": f"{fits}: every expert, so each is read once",
         "some": f"{fits}: more than one token needs ({demand}), so experts used again are hits",
-        "none": f"{fits}: less than one token needs ({demand}), so every routing is a miss;\n"
+        "few": f"{fits}: less than one token needs ({demand}), so most routings are misses;\n"
         "free memory, use a smaller model, or fewer experts (--n-expert-used, lossy)",
     }[facts["regime"]]
 
