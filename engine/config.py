@@ -74,8 +74,13 @@ class StreamPart:
     force_cache: bool = setting(False, f"allow a cache below {SMALLEST_CACHE_MIB} MiB")
     io_threads: int = setting(4, "parallel readers (I/O lanes)", low=1, high=64)
     o_direct: bool = setting(True, "read past the page cache where the filesystem allows it")
-    overlap: Literal["auto", "off"] = setting(
-        AUTO, "read while a layer computes; auto: only where this version can"
+    overlap: Literal["auto", "on", "off"] = setting(
+        AUTO, "read one projection of a layer's experts while another is computed; auto: on"
+    )
+    prefetch: Literal["auto", "on", "off"] = setting(
+        AUTO,
+        "read what the next layer will probably route to while this one computes; auto: where "
+        "timing both shows that it pays; never while experts may be dropped",
     )
     dense_weights: Literal["anon", "warm", "mmap"] = setting(
         "anon", "always-needed weights: own memory, pre-read page cache, or mapped on demand"
@@ -207,6 +212,8 @@ LIVE_SETTINGS = frozenset(
     {
         "stream.cache-mb",
         "stream.io-threads",
+        "stream.overlap",
+        "stream.prefetch",
         "stream.force-cache",
         "routing.n-expert-used",
         "routing.drop-cold-experts",

@@ -57,6 +57,24 @@ class RoutingCounters:
         """Tokens routed, each of mass 1."""
 
 
+class GuessCounters:
+    """Experts that were read before they were routed to, per routed layer."""
+
+    def __init__(self, n_layer: int, allocate: Allocate = private) -> None:
+        self.named = allocate("guess_named", (n_layer,))
+        """Experts that were guessed, in memory or not."""
+        self.routed = allocate("guess_routed", (n_layer,))
+        """Routed experts of the routings that were guessed."""
+        self.right = allocate("guess_right", (n_layer,))
+        """Of these, those that had been guessed."""
+        self.read = allocate("guess_read", (n_layer,))
+        """Experts that were read because of a guess."""
+        self.used = allocate("guess_used", (n_layer,))
+        """Of these, those that the layer then routed to."""
+        self.late = allocate("guess_late", (n_layer,))
+        """Of these, those that were not there in time."""
+
+
 class LaneCounters:
     """What each I/O lane did; lane 0 is the callback's thread."""
 
@@ -78,6 +96,7 @@ class StoreCounters:
         "resident_bytes",
         "budget_bytes",
         "io_ns",
+        "stall_ns",
         "mgmt_ns",
         "reads",
         "read_bytes",

@@ -18,6 +18,8 @@ class Diagnostics:
 
     force_routes: Path | None = None
     """A route trace whose routings replace the router's (a synthetic model routes at random)."""
+    guess_accuracy: float = 0.85
+    """Of forced routes: the share of a routing's experts that guessing it beforehand names."""
     random_tokens: int | None = None
     """Seed of random tokens that replace the sampled ones, so that runs are comparable."""
     poison: bool = False
@@ -45,7 +47,9 @@ class Diagnostics:
 class ForcedRoutes:
     """A recorded run's routings and weights by position; begins again when it ends."""
 
-    def __init__(self, trace: RouteTrace, n_layers: int, n_expert: int) -> None:
+    def __init__(
+        self, trace: RouteTrace, n_layers: int, n_expert: int, guess_accuracy: float = 0.85
+    ) -> None:
         model = trace.model
         if model.n_layer < n_layers or model.n_expert > n_expert:
             raise InputError(
@@ -53,6 +57,9 @@ class ForcedRoutes:
                 f"not fit this model ({n_layers} layers, {n_expert} experts)"
             )
         self._tables = {phase: _tables(trace, phase, n_layers) for phase in (PREFILL, DECODE)}
+        self._guesses = {
+            phase: _guesses(table[0], guess_accuracy) for phase, table in self._tables.items()
+        }
         if len(self._tables[DECODE][0]) == 0:
             raise InputError(f"{trace.path}: has no decoded token whose routings could be forced")
 
@@ -70,9 +77,30 @@ class ForcedRoutes:
         weights: np.ndarray = table[positions % len(table), index]
         return weights
 
+    def guesses(self, prefill: bool, positions: np.ndarray, index: int) -> np.ndarray:
+        """`ids`, some of them wrong: what a guess of them would have named."""
+        phase = PREFILL if prefill and len(self._tables[PREFILL][0]) else DECODE
+        guessed = self._guesses[phase]
+        named: np.ndarray = guessed[positions % len(guessed), index]
+        return named
+
     def _table(self, prefill: bool) -> tuple[np.ndarray, np.ndarray | None]:
         recorded = self._tables[PREFILL if prefill else DECODE]
         return recorded if len(recorded[0]) else self._tables[DECODE]
+
+
+def _guesses(ids: np.ndarray, accuracy: float) -> np.ndarray:
+    """What guesses of `ids` (steps, layers, slots) would have named, `accuracy` of it right.
+
+    As with real guesses, the router's weaker choices are missed more often, and what is named
+    instead is what the layer often routes to: the choice of another step.
+    """
+    rng = np.random.default_rng(0)
+    steps, _, slots = ids.shape
+    lean = np.linspace(-1, 1, slots) if slots > 1 else np.zeros(1)
+    wrong = rng.random(ids.shape) < (1 - accuracy) * (1 + lean)
+    others = np.take_along_axis(ids, rng.integers(max(steps, 1), size=ids.shape), axis=0)
+    return np.where(wrong, others, ids)
 
 
 def _tables(trace: RouteTrace, phase: int, n_layers: int) -> tuple[np.ndarray, np.ndarray | None]:

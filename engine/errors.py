@@ -27,5 +27,9 @@ class GraphError(TuiworkError):
     """A compute graph in which the engine cannot find, or no longer finds, the experts."""
 
 
+class GraphChanged(GraphError):
+    """The graph is not the one that was learned; learn again."""
+
+
 class ReadError(TuiworkError):
     """Reading an expert from disk failed; the generation is lost, the session stays usable."""

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from engine.errors import GraphError
+from engine.router_matrix import RouterPlan
 
 _SEES_THROUGH = {"RESHAPE", "VIEW", "CONT", "PERMUTE", "TRANSPOSE"}
 _WEIGHT_CHAIN = _SEES_THROUGH | {"DIV", "SCALE", "SOFT_MAX", "CLAMP", "MUL", "ADD", "UNARY", "CPY"}
@@ -47,6 +48,9 @@ class RoutedLayer:
     banks: list[str] = field(default_factory=list)
     """The weights of each projection, in order of use."""
     bank_users: list[str] = field(default_factory=list)
+    """The nodes that multiply by them, in order."""
+    users_are_named: bool = True
+    """Whether each of `bank_users` can be told from every other node of the graph."""
     raw_weights: str | None = None
     """Where the router's values of the chosen experts are first gathered."""
     final_weights: str | None = None
@@ -57,6 +61,8 @@ class RoutedLayer:
     """The router's value for every expert, from which `raw_weights` gathers."""
     ranking: str | None = None
     """All experts' ids in order of choice, of which the routing is a view."""
+    router: RouterPlan | None = None
+    """How the ranking is made; None: in a way that is not understood."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ def learn(nodes: Sequence[Node], leaves: dict[int, str]) -> GraphPlan:
         bank_names.add(bank)
     for address, layer in layers.items():
         _learn_weights(graph, address, layer)
+        layer.router = _learn_router(graph, address)
     _forget_ambiguous_names(nodes, list(layers.values()))
     dense = sorted({name for name in graph.used_leaves() if name not in bank_names})
     return GraphPlan(list(layers.values()), dense, len(nodes))
@@ -115,6 +122,9 @@ def _forget_ambiguous_names(nodes: Sequence[Node], layers: Sequence[RoutedLayer]
     for layer in layers:
         if times[layer.routing] > 1:
             raise GraphError(f"{layer.routing} names {times[layer.routing]} nodes of one graph")
+        layer.users_are_named = len(layer.bank_users) == len(layer.banks) and all(
+            times[user] == 1 and not _COUNTED_NAME.match(user) for user in layer.bank_users
+        )
         if layer.raw_weights and times[layer.raw_weights] > 1:
             layer.raw_weights = None
         if layer.final_weights and times[layer.final_weights] > 1:
@@ -188,6 +198,44 @@ class _Graph:
 def _layer_number(bank: str, otherwise: int) -> int:
     match = _LAYER_OF_NAME.match(bank)
     return int(match[1]) if match else otherwise
+
+
+_RANKS = _SEES_THROUGH | {"ARGSORT", "TOP_K"}
+_ACTIVATES = {"SOFT_MAX", "UNARY"}
+
+
+def _learn_router(graph: _Graph, routing: int) -> RouterPlan | None:
+    """Walk from the routing back to the router's matrix, if only known steps lie between."""
+    path: list[int] = []
+    biases: dict[str, str | None] = {"before": None, "after": None}
+    activation = ""
+    node = graph.node(routing)
+    for _ in range(16):
+        added = graph.leaf_under(node.sources[1]) if node.op == "ADD" else None
+        if node.op == "MUL_MAT":
+            matrix = graph.leaf_under(node.sources[0])
+            if matrix is None:
+                return None
+            path.append(1)
+            # What is added where nothing is activated below it is added to the router's values.
+            before, after = biases["before"], biases["after"]
+            if not activation:
+                before, after = after, None
+            return RouterPlan(tuple(path), matrix, before, after, activation)
+        if added is not None:
+            place = "before" if activation else "after"
+            if biases[place] is not None:
+                return None
+            biases[place] = added
+        elif node.op in _ACTIVATES and not activation:
+            activation = node.op
+        elif node.op not in _RANKS:
+            return None
+        if not node.sources:
+            return None
+        path.append(0)
+        node = graph.node(node.sources[0])
+    return None
 
 
 def _learn_weights(graph: _Graph, routing: int, layer: RoutedLayer) -> None:

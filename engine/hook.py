@@ -16,14 +16,11 @@ from __future__ import annotations
 from typing import Any
 
 from engine import ggml
-from engine.errors import GraphError
+from engine.errors import GraphChanged
 from engine.ggml import AbortFlag, Tensor, llama
 from engine.graph import Node
+from engine.loading import ExpertLoader
 from engine.routing import ExpertRouter, Mark, Role
-
-
-class GraphChanged(GraphError):
-    """The graph is not the one that was learned; learn again."""
 
 
 class GraphCapture:
@@ -70,6 +67,7 @@ class EvalHook:
         self._capture: GraphCapture | None = None
         self.error: BaseException | None = None
         self._router: ExpertRouter | None = None
+        self._loader: ExpertLoader | None = None
         self._marks_by_name: dict[bytes, Mark] = {}
         self._layer_of_experts: dict[bytes, int] = {}
         self._n_layers = 0
@@ -83,7 +81,7 @@ class EvalHook:
 
     def install(self, router: ExpertRouter) -> None:
         """From now on, let `router` handle every routing."""
-        self._router = router
+        self._router, self._loader = router, router.loader
         layers = router.plan.layers
         self._n_layers = len(layers)
         self._layer_of_experts = {
@@ -143,6 +141,9 @@ class EvalHook:
             mark = self._expected_marks[index]
             if mark is None:
                 return False
+            # Most layers have no read under way when their experts are computed.
+            if mark.role is Role.EXPERTS and self._loader and self._loader.flight is None:
+                return False
             return self._mark_arrives(address, mark, index)
         return self._ask_by_name(address, index)
 
@@ -184,6 +185,8 @@ class EvalHook:
 
     def _arrives(self, mark: Mark, address: int, next_place: int) -> bool:
         assert self._router is not None
+        if mark.role is Role.EXPERTS:
+            return self._experts_arrive(mark, next_place)
         self._router.seen(mark, address)
         if not mark.visit:
             return False
@@ -196,6 +199,19 @@ class EvalHook:
         if mark.stages:
             self._stages_asked += 1
         return True
+
+    def _experts_arrive(self, mark: Mark, next_place: int) -> bool:
+        """Nothing is computed behind the last stop while asking, so waiting here is in time."""
+        assert self._router is not None
+        try:
+            stop = self._router.loader.experts_asked(mark.index, mark.bank)
+        except BaseException as error:  # must not pass through C; the session raises it
+            self._fail(error)
+            return True
+        if stop:
+            self._pending = mark
+            self._since_mark = next_place
+        return stop
 
     def _recheck(self, index: int) -> None:
         """A graph that differs from `index` on may have differed since the last mark."""
@@ -219,6 +235,8 @@ class EvalHook:
             self._fail(
                 GraphChanged(f"{self._visited} of {self._n_layers} routings arrived in a graph")
             )
+        elif self._loader is not None and self._loader.flight is not None:
+            self._fail(GraphChanged("experts that were read were not used where learned"))
         elif not self._known:
             self._expected, self._expected_marks = self._recorded, self._recorded_marks
 

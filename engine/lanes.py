@@ -1,7 +1,7 @@
 """The I/O lanes: N parallel readers that move bytes from shards straight to their addresses.
 
-Lanes only move bytes; what to read and where is decided by the callback's thread, which is lane 0
-itself and works beside the others until all is read. Each lane has its own descriptors.
+Lanes only move bytes; what to read and where is decided by the callback's thread. It submits jobs,
+and where it must wait for one it is lane 0 itself. Each lane has its own descriptors.
 """
 
 from __future__ import annotations
@@ -10,9 +10,10 @@ import errno
 import mmap
 import os
 import threading
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from time import perf_counter_ns
 from typing import NamedTuple
 
@@ -52,6 +53,8 @@ class Read(NamedTuple):
     """What is read, for errors and traces; None for dense weights."""
     move: Move | None = None
     """Done first, so that the read goes into memory that is there already."""
+    ahead: bool = False
+    """Whether it was begun before it was known to be needed."""
 
 
 class ReadOutcome(NamedTuple):
@@ -62,6 +65,26 @@ class ReadOutcome(NamedTuple):
     nbytes: int
     latency_ns: int
     error: OSError | None
+
+
+Work = Read | Release | Callable[[], None]
+"""What a lane does; a call is some thinking for the callback's thread while that computes."""
+
+
+class Job:
+    """Work for a lane, and how it went once it is done."""
+
+    __slots__ = ("done", "failure", "outcome", "wanted", "work")
+
+    def __init__(self, work: Work) -> None:
+        self.work = work
+        self.done = False
+        self.wanted = False
+        """Whether the caller waits for it."""
+        self.outcome: ReadOutcome | None = None
+        """Of a read that is done."""
+        self.failure: BaseException | None = None
+        """What kept the work from being tried at all."""
 
 
 class Lanes:
@@ -78,8 +101,12 @@ class Lanes:
         self._mappings = list(mappings)
         self.counters = counters or LaneCounters()
         self.o_direct = o_direct and all(direct_reads_work(m.path) for m in self._mappings)
-        self._jobs: SimpleQueue[Read | Release | None] = SimpleQueue()
-        self._outcomes: SimpleQueue[ReadOutcome | BaseException | None] = SimpleQueue()
+        # Written for speed: a deque's ends and a SimpleQueue are safe between threads and in C. A
+        # lane that finds no job sleeps until it is woken; the jobs are there before the waking is.
+        self._urgent: deque[Job] = deque()
+        self._spare: deque[Job] = deque()
+        self._wake: SimpleQueue[bool] = SimpleQueue()
+        self._finished: SimpleQueue[None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._own_fds: list[int] = []
         self._own_fds = self._open_all()
@@ -91,7 +118,7 @@ class Lanes:
         return len(self._threads) + 1
 
     def set_count(self, count: int) -> None:
-        """Change the number of lanes; call it between `read_all` calls."""
+        """Change the number of lanes; call it while no urgent job is under way."""
         while len(self._threads) + 1 < count:
             lane = len(self._threads) + 1
             thread = threading.Thread(
@@ -112,34 +139,104 @@ class Lanes:
 
         Raises ReadError if any read failed; all others are done by then.
         """
-        put, get = self._jobs.put, self._jobs.get_nowait
-        for read in reads:
-            put(read)
+        return self.finish(self.submit(reads, releases))
+
+    def submit(
+        self, reads: Sequence[Read], releases: Sequence[Release] = (), *, spare: bool = False
+    ) -> list[Job]:
+        """Let the other lanes begin; return a job for each, in the same order.
+
+        `spare` jobs are taken only while no other waits, and in the order of submission.
+        """
         # Behind the reads: giving pages back is processor work that the waiting for reads hides.
-        for release in releases:
-            put(release)
-        done: list[ReadOutcome | BaseException | None] = []
-        # The caller works as lane 0 until the queue is empty, then waits for what others took.
-        while True:
-            try:
-                job = get()
-            except Empty:
-                break
-            if job is not None:
-                done.append(self._perform(job, 0, self._own_fds))
-        while len(done) < len(reads) + len(releases):
-            done.append(self._outcomes.get())
-        for failure in done:
-            if isinstance(failure, BaseException):
-                raise failure
-        outcomes = [outcome for outcome in done if isinstance(outcome, ReadOutcome)]
+        jobs = [Job(read) for read in reads] + [Job(release) for release in releases]
+        (self._spare if spare else self._urgent).extend(jobs)
+        for _ in range(min(len(jobs), len(self._threads))):
+            self._wake.put(True)
+        return jobs
+
+    def run(self, task: Callable[[], None]) -> Job:
+        """Let a lane call `task`, before any reads that were submitted."""
+        job = Job(task)
+        self._urgent.appendleft(job)
+        self._wake.put(True)
+        return job
+
+    def cancel(self, job: Job) -> None:
+        """Return when the job is done, or will never be begun."""
+        try:
+            self._urgent.remove(job)
+        except ValueError:
+            self.wait([job])
+        else:
+            job.done = True
+
+    def finish(self, jobs: Sequence[Job]) -> list[ReadOutcome]:
+        """Wait until `jobs` are done, working on them as lane 0; return how their reads went.
+
+        Raises ReadError if any read failed; all others are done by then.
+        """
+        self.wait(jobs)
+        outcomes = []
+        for job in jobs:
+            if job.failure is not None:
+                raise job.failure
+            if job.outcome is not None:
+                outcomes.append(job.outcome)
         for outcome in outcomes:
             if outcome.error is not None:
                 raise ReadError(self._explain(outcome)) from outcome.error
         return outcomes
 
+    def wait(self, jobs: Sequence[Job]) -> None:
+        """Wait until `jobs` are done, well or not, working on them as lane 0."""
+        for job in jobs:
+            job.wanted = True
+        if self._spare:
+            self._promote(jobs)
+        for job in jobs:
+            while not job.done:
+                if not self._help():
+                    self._finished.get()
+        while not self._finished.empty():  # words of jobs that were done before we looked
+            self._finished.get()
+
+    def _promote(self, jobs: Sequence[Job]) -> None:
+        """What is waited for now is no longer spare."""
+        for job in jobs:
+            if not job.done and self._take_back(job):
+                self._urgent.append(job)
+
+    def _take_back(self, job: Job) -> bool:
+        try:
+            self._spare.remove(job)
+        except ValueError:
+            return False
+        return True
+
+    def _help(self) -> bool:
+        """Do the next job here, if it is one that is waited for or nobody else would."""
+        try:
+            if self._threads and not self._urgent[0].wanted:
+                return False
+        except IndexError:
+            return False
+        job = self._next_job()
+        if job is not None:
+            self._do(job, 0, self._own_fds)
+        return job is not None
+
+    def _next_job(self) -> Job | None:
+        for queue in (self._urgent, self._spare):
+            try:
+                return queue.popleft()
+            except IndexError:
+                continue
+        return None
+
     def close(self) -> None:
-        """Stop the lanes and close their descriptors."""
+        """Stop the lanes and close their descriptors; spare jobs that wait are not done."""
+        self._spare.clear()
         self._stop_threads()
         for fd in self._own_fds:
             os.close(fd)
@@ -148,15 +245,16 @@ class Lanes:
     def _run_lane(self, lane: int) -> None:
         fds = self._open_all()
         try:
-            while (job := self._jobs.get()) is not None:
-                self._outcomes.put(self._perform(job, lane, fds))
+            while self._wake.get():
+                while (job := self._next_job()) is not None:
+                    self._do(job, lane, fds)
         finally:
             for fd in fds:
                 os.close(fd)
 
     def _stop_threads(self) -> None:
         for _ in self._threads:
-            self._jobs.put(None)
+            self._wake.put(False)
         for thread in self._threads:
             thread.join()
         self._threads = []
@@ -169,20 +267,23 @@ class Lanes:
         ]
         return [os.open(path, flags) for path in paths]
 
-    def _perform(
-        self, job: Read | Release, lane: int, fds: list[int]
-    ) -> ReadOutcome | BaseException | None:
+    def _do(self, job: Job, lane: int, fds: list[int]) -> None:
+        work = job.work
         try:
-            return self._do(job, lane, fds)
+            if isinstance(work, Read):
+                job.outcome = self._read(work, self._mappings[work.shard], lane, fds)
+            elif isinstance(work, Release):
+                self._mappings[work.shard].release(work.first, work.last)
+            else:
+                work()
         except BaseException as failure:  # must reach the caller, who would wait for ever
-            return failure
+            job.failure = failure
+        job.done = True
+        # Looked at after `done` is set, and set before `done` is looked at: no word is lost.
+        if job.wanted:
+            self._finished.put(None)
 
-    def _do(self, job: Read | Release, lane: int, fds: list[int]) -> ReadOutcome | None:
-        mapping = self._mappings[job.shard]
-        if isinstance(job, Release):
-            mapping.release(job.first, job.last)
-            return None
-        read = job
+    def _read(self, read: Read, mapping: ShardMapping, lane: int, fds: list[int]) -> ReadOutcome:
         started = perf_counter_ns()
         if read.move is not None:
             self._move(read.move, mapping)

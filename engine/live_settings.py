@@ -6,7 +6,7 @@ from typing import Any
 
 from engine.config import AUTO, SETTINGS, RunConfig, is_live, require_valid
 from engine.errors import InputError
-from engine.opening import OpenModel, new_store
+from engine.opening import OpenModel, new_store, read_as_asked
 from engine.residency import ExpertCache
 from engine.sizing import cold_rule
 from engine.telemetry import MIB
@@ -37,6 +37,7 @@ def apply(opened: OpenModel, config: RunConfig, changes: dict[str, Any], *, pois
     changed.
     """
     assert opened.router is not None and opened.lanes is not None
+    opened.router.loader.settle()
     if "routing.n-expert-used" in changes:
         _set_top_k(opened, config.routing.n_expert_used)
     if "stream.io-threads" in changes:
@@ -45,6 +46,7 @@ def apply(opened: OpenModel, config: RunConfig, changes: dict[str, Any], *, pois
         _set_budget(opened, int(config.stream.cache_mb) * MIB, poison=poison)
         if not config.model.batch:
             opened.fit_batch(opened.store.budget_bytes)
+    opened.notes += [n for n in read_as_asked(opened, config) if n not in opened.notes]
     opened.router.rule = cold_rule(config)
     opened.hook.mark_nodes()
 
@@ -69,4 +71,4 @@ def _set_budget(opened: OpenModel, budget: int, *, poison: bool) -> None:
         router.store.set_budget(budget)
     else:
         router.store.close()
-        router.store = new_store(opened, budget, poison=poison)
+        router.loader.use_store(new_store(opened, budget, poison=poison))

@@ -14,22 +14,28 @@ from typing import Any
 
 from engine import ggml, machine
 from engine.config import AUTO, RunConfig
-from engine.counters import Allocate, ExpertCounters, LaneCounters, RoutingCounters, private
+from engine.counters import (
+    Allocate,
+    ExpertCounters,
+    GuessCounters,
+    LaneCounters,
+    RoutingCounters,
+    private,
+)
 from engine.dense import dense_ranges, place_dense_weights
-from engine.errors import GraphError, InputError, ModelError
+from engine.errors import GraphChanged, GraphError, InputError, ModelError
+from engine.expert_store import ExpertStore, MappedExperts
 from engine.experts import ExpertLayer, expert_layers
 from engine.ggml import AbortFlag, ThreadPool, llama
 from engine.graph import GraphPlan, learn
-from engine.hook import EvalHook, GraphCapture, GraphChanged
+from engine.guessing import Guesser, model_guesser
+from engine.hook import EvalHook, GraphCapture
 from engine.lanes import Lanes
+from engine.loading import ExpertLoader
 from engine.mapping import ShardMapping, capture_log, load_model, pages_can_move
 from engine.model_file import ModelFile
-from engine.residency import (
-    ExpertCache,
-    ExpertStore,
-    MappedExperts,
-    NoCache,
-)
+from engine.prefetch_trial import PrefetchTrial
+from engine.residency import ExpertCache, NoCache
 from engine.routing import ExpertRouter
 from engine.sizing import (
     LARGEST_BATCH,
@@ -68,6 +74,7 @@ class OpenModel:
     lanes: Lanes | None = None
     expert_counters: ExpertCounters | None = None
     router: ExpertRouter | None = None
+    guesser: Guesser | None = None
     moves_pages: bool = False
     """Whether a read may take over the memory of what was evicted for it."""
     dense_bytes: int = 0
@@ -336,16 +343,50 @@ def _start_streaming(opened: OpenModel, config: RunConfig, report: Progress, poi
     )
     router = ExpertRouter(
         opened.plan,
-        new_store(opened, budget, poison=poison),
-        opened.lanes,
+        ExpertLoader(
+            opened.plan,
+            new_store(opened, budget, poison=poison),
+            opened.lanes,
+            GuessCounters(len(opened.layers), opened.allocate),
+        ),
         RoutingCounters(len(opened.layers), opened.allocate),
+        opened.top_k,
     )
     router.rule = cold_rule(config)
     opened.notes += lossy_notes(router.rule, opened.top_k)
     opened.router = router
+    opened.guesser = model_guesser(opened.plan, opened.file, opened.mappings)
+    opened.notes += read_as_asked(opened, config)
     if not config.model.batch:
         opened.fit_batch(budget)
     opened.hook.install(router)
+
+
+def read_as_asked(opened: OpenModel, config: RunConfig) -> list[str]:
+    """Overlap reads with compute as far as the settings ask for and the model allows.
+
+    Returns what was asked for and is not possible.
+    """
+    router, plan, lanes = opened.router, opened.plan, opened.lanes
+    assert router is not None and plan is not None and lanes is not None
+    notes = []
+    named = all(layer.users_are_named for layer in plan.layers)
+    router.loader.overlap = config.stream.overlap != "off" and named
+    if config.stream.overlap == "on" and not named:
+        notes.append(
+            "overlap is off: this model's graph has no names for the nodes that use its experts"
+        )
+    guesser = opened.guesser if config.stream.prefetch != "off" else None
+    router.guesser = guesser if guesser and guesser.n_guessable and lanes.count > 1 else None
+    router.trial = PrefetchTrial() if config.stream.prefetch == AUTO else None
+    if config.stream.prefetch == "on" and router.guesser is None:
+        reason = (
+            "the way in which this model's router ranks experts is not understood"
+            if lanes.count > 1
+            else "it needs a second I/O lane (stream.io-threads)"
+        )
+        notes.append(f"prefetch is off: {reason}")
+    return notes
 
 
 def _see_whether_pages_move(opened: OpenModel) -> None:
@@ -370,9 +411,14 @@ def _start_observing(opened: OpenModel) -> None:
     assert opened.plan is not None
     opened.router = ExpertRouter(
         opened.plan,
-        MappedExperts(opened.layers, []),
-        Lanes([], 1),
+        ExpertLoader(
+            opened.plan,
+            MappedExperts(opened.layers, []),
+            Lanes([], 1),
+            GuessCounters(len(opened.layers)),
+        ),
         RoutingCounters(len(opened.layers), opened.allocate),
+        opened.top_k,
     )
     opened.hook.install(opened.router)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -15,10 +15,11 @@ from engine.diagnostics import Diagnostics, ForcedRoutes
 from engine.errors import InputError
 from engine.experts import ExpertTag
 from engine.lanes import ReadOutcome
+from engine.loading import StepCounters
 from engine.machine import cpu_name
 from engine.opening import OpenModel
 from engine.results import ModelInfo
-from engine.routing import Routing, StepCounters
+from engine.routing import Routing
 from engine.telemetry import (
     MIB,
     NOT_COUNTED,
@@ -30,6 +31,7 @@ from engine.telemetry import (
 )
 from engine.traces import (
     DECODE,
+    PREFETCHED,
     PREFILL,
     IoTraceWriter,
     RouteTraceWriter,
@@ -90,7 +92,7 @@ class Recorder:
         router = self._opened.router
         if router is not None:
             router.prefill = prefill
-            router.step = StepCounters()
+            router.loader.step = StepCounters()
             store = router.store
             store.clock += 1
             self._store_before = (store.hits, store.misses, store.evictions)
@@ -100,7 +102,7 @@ class Recorder:
         if self._route_trace is not None:
             self._route_trace.undo_decode()
         if self._opened.router is not None:
-            self._opened.router.step = StepCounters()
+            self._opened.router.loader.step = StepCounters()
 
     @contextmanager
     def timed_decode(self) -> Iterator[None]:
@@ -125,6 +127,8 @@ class Recorder:
 
     def end_token(self, token: int, limit: int) -> None:
         """A token was decoded: write its row."""
+        if self._opened.router is not None:
+            self._opened.router.token_decoded(self._wall_ns)
         self._step += 1
         now = perf_counter_ns()
         overhead_ns = now - self._left_decode_ns - self._wall_ns
@@ -133,9 +137,10 @@ class Recorder:
         step = router.step if router is not None else StepCounters()
         # What llama.cpp's own mapping reads, and what it costs, nobody here can see.
         store = router.store if router is not None and self._opened.streams else None
-        wall, io, mgmt = self._wall_ns / 1e6, step.io_ns / 1e6, step.mgmt_ns / 1e6
+        wall, stall, mgmt = self._wall_ns / 1e6, step.stall_ns / 1e6, step.mgmt_ns / 1e6
+        io = step.io_ns / 1e6 if router is not None and router.reads_overlap else stall
         if store is None:
-            io = mgmt = UNMEASURED
+            io = stall = mgmt = UNMEASURED
         faults = use.major_faults - before.major_faults
         self.metrics.rows.append(
             TokenRow(
@@ -144,10 +149,10 @@ class Recorder:
                 wall_ms=wall,
                 io_ms=io,
                 # Of a plain run this is all of it, the reading of its mapped file included.
-                compute_ms=wall - io - mgmt if store else wall,
+                compute_ms=wall - stall - mgmt if store else wall,
                 read_bytes=step.read_bytes if store else NOT_COUNTED,
                 cache_hit_pct=self._hit_pct(),
-                stall_ms=io,
+                stall_ms=stall,
                 mgmt_ms=mgmt,
                 majflt=faults,
                 cpu_ms=use.cpu_ms - before.cpu_ms,
@@ -210,7 +215,10 @@ class Recorder:
             return None
         layers = self._opened.layers
         forced = ForcedRoutes(
-            read_route_trace(options.force_routes), len(layers), layers[0].n_expert
+            read_route_trace(options.force_routes),
+            len(layers),
+            layers[0].n_expert,
+            options.guess_accuracy,
         )
         router.routes = self
         return forced
@@ -224,6 +232,13 @@ class Recorder:
         """Forced weights of a routing (`routing.Routes`)."""
         assert self._routes is not None
         return self._routes.weights(self._prefill, self._phase_positions(n_tokens), index)
+
+    def guess(self, index: int) -> list[int]:
+        """What guessing a forced routing would have named (`routing.Routes`)."""
+        assert self._routes is not None
+        positions = self._phase_positions(self._n_tokens)
+        named = self._routes.guesses(self._prefill, positions, index)
+        return list(dict.fromkeys(named.ravel().tolist()))
 
     def _phase_positions(self, n_rows: int) -> np.ndarray:
         return self._positions(n_rows) - (0 if self._prefill else self._answer_start)
@@ -253,7 +268,7 @@ class Recorder:
     def _trace_reads(self, path: Path) -> None:
         assert self._opened.router is not None
         self._io_trace = IoTraceWriter(path, self._model)
-        self._opened.router.on_reads = self._on_reads
+        self._opened.router.loader.on_reads = self._on_reads
 
     def _on_routing(self, routing: Routing) -> None:
         assert self._route_trace is not None
@@ -265,13 +280,13 @@ class Recorder:
             layer.number,
             expert=routing.ids,
             weight=routing.weights,
-            residency=routing.resident,
+            residency=np.where(routing.resident & routing.ahead, PREFETCHED, routing.resident),
             expert_bytes=np.where(routing.read, layer.entry_bytes, 0),
             dropped=routing.dropped,
             substituted=routing.substituted,
         )
 
-    def _on_reads(self, outcomes: list[ReadOutcome]) -> None:
+    def _on_reads(self, outcomes: Sequence[ReadOutcome]) -> None:
         assert self._io_trace is not None
         layers = {layer.number: layer for layer in self._opened.layers}
         for outcome in outcomes:
@@ -286,7 +301,7 @@ class Recorder:
                 expert=tag.expert,
                 projection=tag.projection,
                 lane=outcome.lane,
-                speculative=False,
+                speculative=outcome.read.ahead,
                 offset=outcome.read.first,
                 bytes_wanted=bank.slice_bytes,
                 bytes_read=outcome.nbytes,

@@ -16,109 +16,14 @@ ends belong to no entry and always stay.
 from __future__ import annotations
 
 import os
-from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 
-from engine.counters import ABSENT, READING, RESIDENT, ExpertCounters
-from engine.experts import ExpertLayer, ExpertTag, slice_pages
+from engine.counters import ABSENT, READING, ExpertCounters
+from engine.expert_store import ExpertStore
+from engine.experts import ExpertLayer, ExpertTag
 from engine.lanes import Move, Read, Release
 from engine.mapping import ShardMapping, page_ceil, page_floor
 from engine.retention import Retention
-
-POISON_BYTE = 0xFF
-"""Every quantization reads a block of these as NaN or as a value that ruins the logits."""
-
-
-class ExpertStore(ABC):
-    """What the callback asks for experts: shared by the cache and the cache that is off."""
-
-    def __init__(
-        self,
-        layers: Sequence[ExpertLayer],
-        mappings: Sequence[ShardMapping],
-        *,
-        counters: ExpertCounters | None = None,
-        poison: bool = False,
-    ) -> None:
-        self.layers = list(layers)
-        self.mappings = list(mappings)
-        self.poison = poison
-        self.n_expert = max(layer.n_expert for layer in layers)
-        self.counters = counters or ExpertCounters(len(self.layers), self.n_expert)
-        self.counters.state[...] = ABSENT
-        # The same memory by key: numbers one by one go several times faster than through an array.
-        self._state = self.counters.state.reshape(-1).data
-        self.clock = 0
-        """Tokens so far; the engine advances it."""
-        self.hits = 0
-        self.misses = 0
-        self.evictions = 0
-        self.moved = 0
-        """Reads that went into the memory of an evicted entry."""
-        self._releases: list[Release] = []
-        self._known_reads: dict[int, tuple[Read, ...]] = {}
-
-    @property
-    @abstractmethod
-    def budget_bytes(self) -> int:
-        """What the entries may weigh together."""
-
-    @property
-    @abstractmethod
-    def resident_bytes(self) -> int:
-        """What the entries in memory weigh together."""
-
-    @abstractmethod
-    def stage(self, index: int, experts: Sequence[int]) -> list[Read]:
-        """Make room for a routing's experts and return the reads that must happen now.
-
-        `index` counts routed layers; `experts` come in order of use and may repeat.
-        """
-
-    def arrived(self, reads: Iterable[Read]) -> None:
-        """Reads that `stage` asked for are in place, and what it gave up is gone."""
-        for read in reads:
-            if isinstance(read.tag, ExpertTag):
-                self._state[read.tag.index * self.n_expert + read.tag.expert] = RESIDENT
-
-    def take_releases(self) -> list[Release]:
-        """Pages of evicted entries that are still to be given back, once."""
-        releases, self._releases = self._releases, []
-        return releases
-
-    @abstractmethod
-    def is_resident(self, index: int, expert: int) -> bool:
-        """Whether using the expert would cost no read."""
-
-    @abstractmethod
-    def forget(self, index: int, experts: Iterable[int]) -> None:
-        """Count experts as absent whose reads failed."""
-
-    def close(self) -> None:  # noqa: B027  Most stores have nothing to give up.
-        """Give up what is not memory under the model's addresses."""
-
-    def _reads_of(self, index: int, expert: int) -> tuple[Read, ...]:
-        """An entry's reads. Kept once made: an expert that is missed is missed again and again."""
-        key = index * self.n_expert + expert
-        known = self._known_reads.get(key)
-        if known is not None:
-            return known
-        layer = self.layers[index]
-        reads = []
-        for bank in layer.banks:
-            first, last = slice_pages(bank, expert)
-            if first < last:
-                tag = ExpertTag(index, layer.number, expert, bank.name)
-                reads.append(Read(bank.shard, first, last, tag))
-        return self._known_reads.setdefault(key, tuple(reads))
-
-    def _poison_slices(self, index: int, experts: Iterable[int]) -> None:
-        for expert in experts:
-            for bank in self.layers[index].banks:
-                first = max(bank.offset + expert * bank.slice_bytes, bank.inside_first)
-                last = min(bank.offset + (expert + 1) * bank.slice_bytes, bank.inside_last)
-                if first < last:
-                    self.mappings[bank.shard].fill(first, last, POISON_BYTE)
 
 
 class ExpertCache(ExpertStore):
@@ -164,7 +69,7 @@ class ExpertCache(ExpertStore):
         """Change the budget between tokens; what no longer fits goes at once."""
         self._budget = budget_bytes
         self._retention.nothing_in_use()
-        self._evict_until_it_fits()
+        self._make_room()
         self._release_now()
 
     def is_resident(self, index: int, expert: int) -> bool:
@@ -193,7 +98,7 @@ class ExpertCache(ExpertStore):
             by_last_use = wanted if len(wanted) == len(experts) else _by_last_use(experts)
             self._retention.use(index, [offset + expert for expert in by_last_use])
             if self._resident > self._budget:
-                self._evict_until_it_fits()
+                self._make_room()
         if not missing:
             if self._releases:
                 self._release_now()
@@ -203,6 +108,24 @@ class ExpertCache(ExpertStore):
             self._state[offset + expert] = READING
             reads.extend(self._reads_of(index, expert))
         return self._into_freed_memory(index, reads) if self._releases else reads
+
+    def stage_ahead(self, index: int, expert: int) -> list[Read]:
+        retention, key = self._retention, index * self.n_expert + expert
+        # Before anything leaves for it: a neighbour must leave it the page that they share.
+        retention.resident[key] = 1
+        retention.held.add(key)
+        if not self._make_room(self._entry_bytes[index]):
+            retention.resident[key] = 0
+            retention.held.discard(key)
+            return []
+        self._resident += self._entry_bytes[index]
+        self._state[key] = READING
+        reads = [read._replace(ahead=True) for read in self._reads_of(index, expert)]
+        return self._into_freed_memory(index, reads) if self._releases else reads
+
+    def let_go(self, index: int, experts: Iterable[int]) -> None:
+        offset = index * self.n_expert
+        self._retention.held.difference_update([offset + expert for expert in experts])
 
     def arrived(self, reads: Iterable[Read]) -> None:
         super().arrived(reads)
@@ -216,13 +139,16 @@ class ExpertCache(ExpertStore):
                 self._drop(index, expert)
         self._release_now()
 
-    def _evict_until_it_fits(self) -> None:
-        while self._resident > self._budget:
+    def _make_room(self, n_bytes: int = 0) -> bool:
+        """Evict until `n_bytes` more fit; whether they do, beside what may not leave."""
+        while self._resident + n_bytes > self._budget:
             key = self._retention.evict()
             if key is None:
-                break
+                return False
             self._drop(*divmod(key, self.n_expert))
             self.evictions += 1
+            self._left.add(key)
+        return True
 
     def _drop(self, index: int, expert: int) -> None:
         """Give up the memory of an entry that no longer counts as resident."""
@@ -257,7 +183,7 @@ class ExpertCache(ExpertStore):
                 place -= 1
             if place >= 0 and bank.core_bytes:
                 move = Move(releases.pop(place), bank.core_first(read.tag.expert))
-                read = Read(read.shard, read.first, read.last, read.tag, move)
+                read = Read(read.shard, read.first, read.last, read.tag, move, read.ahead)
                 self.moved += 1
             paired.append(read)
         return paired
@@ -278,30 +204,6 @@ class ExpertCache(ExpertStore):
 def _by_last_use(experts: Sequence[int]) -> list[int]:
     """Each expert once, in order of its last place."""
     return list(dict.fromkeys(reversed(experts)))[::-1]
-
-
-class MappedExperts(ExpertStore):
-    """Nothing is streamed: llama.cpp's own mapping holds the experts, and the kernel decides.
-
-    Lets a plain run be observed, or fed recorded routings, through the same router.
-    """
-
-    @property
-    def budget_bytes(self) -> int:
-        return 0
-
-    @property
-    def resident_bytes(self) -> int:
-        return 0
-
-    def stage(self, index: int, experts: Sequence[int]) -> list[Read]:
-        return []
-
-    def is_resident(self, index: int, expert: int) -> bool:
-        return True
-
-    def forget(self, index: int, experts: Iterable[int]) -> None:
-        pass
 
 
 class NoCache(ExpertStore):

@@ -53,6 +53,8 @@ class Retention:
         # One memory, two faces: bytes are quick one by one, the array is quick as a whole.
         self.resident = bytearray(n)
         """1 for each key that is in the cache. Whoever brings an entry in or drops it says so."""
+        self.held: set[int] = set()
+        """Keys that may not leave: what is read for a layer that comes."""
         self._mask = np.frombuffer(self.resident, np.bool_)
         self._parts = np.zeros((len(TAUS), n))
         """The worth of each key, by tau."""
@@ -86,12 +88,12 @@ class Retention:
 
     def evict(self) -> int | None:
         """Give the next key up; None if nothing is left but what the present call uses."""
-        resident, used_since = self.resident, self._unapplied
+        resident, used_since, held = self.resident, self._unapplied, self.held
         while True:
             order = self._order
             while order:
                 key = order.pop()
-                if resident[key] and key not in used_since:
+                if resident[key] and key not in used_since and key not in held:
                     resident[key] = 0
                     return key
             self._make_order()
@@ -118,6 +120,7 @@ class Retention:
         self._apply_uses()
         may_leave = self._mask.copy()
         may_leave[list(self._present)] = False
+        may_leave[list(self.held)] = False
         keys = may_leave.nonzero()[0]
         next_layer = (self._n_layer - 1 - self._layer) * self._n_expert
         scores = self._worth[keys] * self._nearness[keys + next_layer]

@@ -1,7 +1,7 @@
-"""What happens where a layer's experts are chosen: decide, stage, read.
+"""What happens where a layer's experts are chosen: decide, then load.
 
-Experts are read at the routing node, the first place where they are known. Only while experts may
-be dropped or routings are observed does reading wait for the node where the layer's weights are
+Experts are loaded at the routing node, the first place where they are known. Only while experts may
+be dropped or routings are observed does loading wait for the node where the layer's weights are
 final, because only there is it known what each expert is worth.
 """
 
@@ -12,18 +12,23 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from time import perf_counter_ns
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from engine import policy
 from engine.counters import RoutingCounters
 from engine.errors import GraphError
+from engine.expert_store import ExpertStore
+from engine.flight import expert_of
 from engine.ggml import Tensor
 from engine.graph import GraphPlan
-from engine.lanes import Lanes, Read, ReadOutcome
+from engine.guessing import Guess, Guesser
+from engine.lanes import Read
+from engine.loading import ExpertLoader, StepCounters
 from engine.policy import ColdRule
-from engine.residency import ExpertStore
+from engine.prefetch_trial import PrefetchTrial
+from engine.tensor_views import matrix_at, weights_at
 
 
 class Role(IntEnum):
@@ -34,6 +39,7 @@ class Role(IntEnum):
     ROUTING = 2
     RAW_WEIGHTS = 3
     FINAL_WEIGHTS = 4
+    EXPERTS = 5
 
 
 @dataclass(frozen=True)
@@ -45,21 +51,9 @@ class Mark:
     visit: bool = True
     """Whether the graph stops there."""
     stages: bool = False
-    """Whether the layer's experts are read there, so that they may be used behind it."""
-
-
-@dataclass
-class StepCounters:
-    """What one decode did on the callback's thread."""
-
-    io_ns: int = 0
-    mgmt_ns: int = 0
-    reads: int = 0
-    read_bytes: int = 0
-    routed: int = 0
-    dropped: int = 0
-    substituted: int = 0
-    mass_discarded: float = 0.0
+    """Whether the layer's experts are staged there, so that they may be used behind it."""
+    bank: int = 0
+    """Which of the layer's banks a node of experts multiplies by."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +66,9 @@ class Routing:
     weights: np.ndarray | None
     """The final weights as the router made them."""
     resident: np.ndarray
-    """Whether each was in memory before."""
+    """Whether each was in memory before, or on its way."""
+    ahead: np.ndarray
+    """Whether that is because it was read ahead, and nothing has routed to it since."""
     read: np.ndarray
     """Which slots caused a read."""
     dropped: np.ndarray | None
@@ -89,26 +85,42 @@ class Routes(Protocol):
     def weights(self, index: int, n_tokens: int) -> np.ndarray | None:
         """Their final weights, or None to keep what the model makes of them."""
 
+    def guess(self, index: int) -> list[int]:
+        """What a guess of the routing would have named, the likeliest first."""
+
 
 class ExpertRouter:
     """Handles the marked nodes of each layer. Lives on the callback's thread."""
 
     def __init__(
-        self, plan: GraphPlan, store: ExpertStore, lanes: Lanes, counters: RoutingCounters
+        self, plan: GraphPlan, loader: ExpertLoader, counters: RoutingCounters, top_k: int
     ) -> None:
+        """`top_k`: experts per token as the model was opened."""
         self.plan = plan
-        self.store = store
-        self.lanes = lanes
+        self.loader = loader
         self.counters = counters
-        self.step = StepCounters()
+        self.top_k = top_k
         self.prefill = False
+        self.guesser: Guesser | None = None
+        """Names the next layer's experts, if they are to be read ahead."""
+        self.trial: PrefetchTrial | None = None
+        """Says for which decoded tokens; None: for all."""
         self.rule: ColdRule | None = None
         self.live_top_k = 0
         self.routes: Routes | None = None
         self.observer: Callable[[Routing], None] | None = None
-        self.on_reads: Callable[[list[ReadOutcome]], None] | None = None
         self._addresses: dict[tuple[Role, int], int] = {}
         self._substituted: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    @property
+    def store(self) -> ExpertStore:
+        """Where the experts are."""
+        return self.loader.store
+
+    @property
+    def step(self) -> StepCounters:
+        """What the present decode did so far."""
+        return self.loader.step
 
     def marks(self) -> Iterator[tuple[str, Mark]]:
         """The nodes that the present settings need, by name."""
@@ -124,11 +136,19 @@ class ExpertRouter:
             if self._substitutes and layer.ranking and layer.probabilities:
                 yield layer.ranking, Mark(Role.RANKING, index, visit=False)
                 yield layer.probabilities, Mark(Role.PROBABILITIES, index, visit=False)
+            if self.loader.overlap:
+                for bank, user in enumerate(layer.bank_users):
+                    yield user, Mark(Role.EXPERTS, index, bank=bank)
 
     @property
     def lossy(self) -> bool:
         """Whether anything but the model's own choice may run now."""
         return bool(self.rule or self.live_top_k)
+
+    @property
+    def reads_overlap(self) -> bool:
+        """Whether anything is read while the model computes."""
+        return self.loader.overlap or self._prefetches
 
     @property
     def _substitutes(self) -> bool:
@@ -153,6 +173,7 @@ class ExpertRouter:
 
     def visit(self, mark: Mark, address: int) -> None:
         """Handle a marked node that was just computed."""
+        self.loader.take_store_back()
         if mark.role is Role.ROUTING:
             self._on_routing(mark.index, address)
         elif mark.role is Role.RAW_WEIGHTS:
@@ -196,29 +217,34 @@ class ExpertRouter:
         self.step.routed += experts
 
     def _stage(self, index: int, experts: Sequence[int], started: int) -> list[Read]:
-        reads = self.store.stage(index, experts)
-        if reads:
-            self._read(index, reads, started)
-        else:
-            self.step.mgmt_ns += perf_counter_ns() - started
-        return reads
+        return self.loader.load(index, experts, self._next_guess(index), started)
 
-    def _read(self, index: int, reads: list[Read], started: int) -> None:
-        step = self.step
-        before = perf_counter_ns()
-        step.mgmt_ns += before - started
-        try:
-            outcomes = self.lanes.read_all(reads, self.store.take_releases())
-        except BaseException:
-            self.store.forget(index, {_expert_of(read) for read in reads})
-            raise
-        finally:
-            step.io_ns += perf_counter_ns() - before
-        self.store.arrived(reads)
-        step.reads += len(outcomes)
-        step.read_bytes += sum(outcome.nbytes for outcome in outcomes)
-        if self.on_reads is not None:
-            self.on_reads(outcomes)
+    def token_decoded(self, wall_ns: int) -> None:
+        """A single token was decoded in so much time."""
+        if self.trial is not None and self._prefetches:
+            self.trial.token(wall_ns / 1e6)
+
+    @property
+    def prefetch(self) -> str:
+        """Whether the next layer is read ahead: on, off, or auto, which is either by turns."""
+        if not self._prefetches:
+            return "off"
+        return "on" if self.trial is None else "auto"
+
+    @property
+    def _prefetches(self) -> bool:
+        # What is left out depends on what is in memory, which must not depend on time.
+        return self.guesser is not None and self.rule is None
+
+    def _next_guess(self, index: int) -> Guess | None:
+        if not self._prefetches or not (self.prefill or self.trial is None or self.trial.prefetch):
+            return None
+        assert self.guesser is not None
+        forced = None
+        if self.routes is not None and index + 1 < len(self.plan.layers):
+            forced = self.routes.guess(index + 1)
+        routing = self._addresses[Role.ROUTING, index]
+        return self.guesser.next_layer(index, routing, self.live_top_k or self.top_k, forced)
 
     def _mask_tail(self, index: int, address: int) -> None:
         """Leave the slots behind the live top-k out, as the model itself would with fewer."""
@@ -243,12 +269,13 @@ class ExpertRouter:
                 all_weights[...] = forced
         weights = self._used(all_weights)
         resident = self._resident(index, ids)
+        ahead = np.isin(ids, list(self.loader.ahead.unrouted(index)))
         asked, made = ids.copy(), weights.copy()
         dropped = self._drop(index, ids, weights, resident)
         kept = ids if dropped is None else ids[~dropped]
         reads = self._stage(index, kept.ravel().tolist(), started)
         if self.observer is not None:
-            self._observe(index, asked, made, resident, dropped, reads)
+            self._observe(index, asked, made, (resident, ahead), dropped, reads)
 
     def _resident(self, index: int, ids: np.ndarray) -> np.ndarray:
         is_resident = self.store.is_resident
@@ -307,7 +334,7 @@ class ExpertRouter:
         index: int,
         asked: np.ndarray,
         weights: np.ndarray,
-        resident: np.ndarray,
+        before: tuple[np.ndarray, np.ndarray],
         dropped: np.ndarray | None,
         reads: Sequence[Read],
     ) -> None:
@@ -315,34 +342,10 @@ class ExpertRouter:
         substituted = None
         if index in self._substituted:
             asked, substituted = self._substituted.pop(index)
-        unread = {_expert_of(read) for read in reads}
+        unread = {expert_of(read) for read in reads}
         read = np.zeros(asked.shape, bool)
         for place, expert in enumerate(asked.ravel().tolist()):
             if expert in unread and not (dropped is not None and dropped.flat[place]):
                 read.flat[place] = True
                 unread.discard(expert)
-        self.observer(Routing(index, asked, weights, resident, read, dropped, substituted))
-
-
-def _expert_of(read: Read) -> int:
-    return int(getattr(read.tag, "expert", -1))
-
-
-def matrix_at(tensor: Tensor, c_type: Any, *, rows: int = 1, columns: int = 0) -> np.ndarray:
-    """A tensor's two dimensions as an array over its own memory, strides respected."""
-    n_rows, n_columns = tensor.ne[rows], tensor.ne[columns]
-    strides = (tensor.nb[rows], tensor.nb[columns])
-    if n_rows == 0 or n_columns == 0:
-        return np.empty((n_rows, n_columns), c_type)
-    span = (n_rows - 1) * strides[0] + n_columns * strides[1]
-    memory = (ctypes.c_char * span).from_address(tensor.data)
-    view: np.ndarray = np.ndarray((n_rows, n_columns), np.dtype(c_type), memory, 0, strides)
-    return view
-
-
-def weights_at(tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
-    """Routing weights as tokens by slots, from [slots, tokens] or [1, slots, tokens]."""
-    tokens, slots = shape
-    if (tensor.ne[0], tensor.ne[1]) == (slots, tokens):
-        return matrix_at(tensor, ctypes.c_float)
-    return matrix_at(tensor, ctypes.c_float, rows=2, columns=1)
+        self.observer(Routing(index, asked, weights, *before, read, dropped, substituted))

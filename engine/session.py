@@ -116,7 +116,8 @@ class Session(Closing):
             "model.ctx": opened.n_ctx,
             "model.threads": opened.n_threads,
             "model.batch": opened.batch,
-            "stream.overlap": "off",
+            "stream.overlap": "on" if opened.router and opened.router.loader.overlap else "off",
+            "stream.prefetch": opened.router.prefetch if opened.router else "off",
         }
         if opened.streams and opened.lanes is not None:
             changes["stream.cache-mb"] = opened.store.budget_bytes // MIB

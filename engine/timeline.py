@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from engine.counters import StoreCounters
-from engine.errors import TuiworkError
+from engine.errors import GraphChanged, TuiworkError
 from engine.ggml import llama
-from engine.hook import GraphChanged
 from engine.opening import OpenModel
 from engine.recorder import Recorder
 
@@ -112,6 +111,8 @@ class Timeline:
             opened.abort.clear()
         with opened.pool.computing(), self._recorder.timed_decode():
             status = llama.llama_decode(opened.context, self._batch)
+        if status != 0 and opened.router is not None:
+            opened.router.loader.end_decode()
         if status == _ABORTED:
             opened.abort.clear()
             hook.check()
@@ -122,7 +123,10 @@ class Timeline:
             hook.check()
             raise TuiworkError(f"llama.cpp could not decode (llama_decode returned {status})")
         if opened.router is not None:
-            hook.end()
+            try:
+                hook.end()
+            finally:
+                opened.router.loader.end_decode()
             self._publish()
         self.tokens += tokens
         if want_logits:
@@ -145,7 +149,7 @@ class Timeline:
         router, totals = self._opened.router, self._totals
         assert router is not None
         store, step = router.store, router.step
-        for name in ("io_ns", "mgmt_ns", "reads", "read_bytes"):
+        for name in ("io_ns", "stall_ns", "mgmt_ns", "reads", "read_bytes"):
             totals.totals[totals.NAMES.index(name)] += getattr(step, name)
         totals.publish(
             clock=store.clock,

@@ -26,6 +26,9 @@ RESIDENT = {"stream.enabled": False}
 EVICTING = {"stream.cache-mb": 1, "stream.force-cache": True}
 """A budget of 1 MiB: every tiny model has more experts than that, so it evicts all the time."""
 
+NO_PREFETCH = {"stream.prefetch": "off"}
+"""Counts of reads are then a function of the routings alone."""
+
 
 @dataclass
 class Run:
@@ -97,8 +100,17 @@ def counts_of(session: Session) -> dict[str, Any]:
         return {}
     router = session._opened.router
     assert router is not None
-    lanes_used = int((router.lanes.counters.reads > 0).sum())
-    return {**asdict(counts), "lanes_used": lanes_used, "moved": router.store.moved}
+    lanes_used = int((router.loader.lanes.counters.reads > 0).sum())
+    guesses = router.loader.ahead.counters
+    return {
+        **asdict(counts),
+        "lanes_used": lanes_used,
+        "moved": router.store.moved,
+        "apart": router.loader.n_apart,
+        "read_ahead": int(guesses.read.sum()),
+        "used_ahead": int(guesses.used.sum()),
+        "late": int(guesses.late.sum()),
+    }
 
 
 def assert_same(got: Run, expected: Run) -> None:

@@ -425,6 +425,7 @@ class TestNumbers:
             *("run", tiny_model(), "-p", "hello", "-n", "40", "--ctx", "256", "--threads", "1"),
             *("--set", "cache-mb=2", "--set", "force-cache=true", "--set", "ignore-eos=true"),
             *("--json", "--csv", metrics, "--route-trace", routes, "--io-trace", reads),
+            *("--set", "prefetch=off"),
         )
         assert done.status == 0
         document = json.loads(done.out)

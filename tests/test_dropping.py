@@ -19,7 +19,7 @@ from engine.routing import Routing
 from engine.session import Session
 from engine.traces import read_route_trace
 from tests import gate
-from tests.gate import EVICTING, RESIDENT
+from tests.gate import EVICTING, NO_PREFETCH, RESIDENT
 from tests.test_lossless import KINDS
 
 TinyModel = Callable[..., Path]
@@ -36,7 +36,7 @@ def test_a_threshold_below_any_weight_changes_nothing(
 ) -> None:
     settings = EVICTING | NEVER | {"routing.cold-policy": policy_name}
     watched = gate.run(tiny_model(kind), settings, PROMPT, poison=True)
-    plain = gate.run(tiny_model(kind), EVICTING, PROMPT, poison=True)
+    plain = gate.run(tiny_model(kind), EVICTING | NO_PREFETCH, PROMPT, poison=True)
     gate.assert_same(watched, plain)
     assert watched.counts["examined"] > gate.N_TOKENS
     assert watched.counts["dropped"] == watched.counts["substituted"] == 0
@@ -57,7 +57,7 @@ def test_full_strength_reads_nothing_unloaded(
     assert np.isfinite(np.stack(lossy.logits[0])).all()
     assert lossy.counts["dropped"] > gate.N_TOKENS
     assert lossy.counts["evictions"] > 0
-    plain = gate.run(tiny_model(kind), EVICTING, PROMPT).counts
+    plain = gate.run(tiny_model(kind), EVICTING | NO_PREFETCH, PROMPT).counts
     assert lossy.counts["misses"] < plain["misses"]
 
 
@@ -223,7 +223,7 @@ def test_traces_agree_with_counters(
     settings: dict[str, object], tiny_model: TinyModel, tmp_path: Path
 ) -> None:
     path = tmp_path / "routes.csv"
-    budget = {"stream.cache-mb": 2, "stream.force-cache": True}
+    budget = {"stream.cache-mb": 2, "stream.force-cache": True} | NO_PREFETCH
     ran = gate.run(tiny_model("tiny"), budget | settings, route_trace=path)
     trace = read_route_trace(path)
     assert len(trace) == ran.counts["routed"]
@@ -253,7 +253,7 @@ def test_replay_counts_what_the_engine_counted(
     path = tmp_path / "routes.csv"
     with gate.open_session(
         tiny_model("tiny-mixed"),
-        {"stream.cache-mb": cache_mb, "stream.force-cache": True},
+        {"stream.cache-mb": cache_mb, "stream.force-cache": True} | NO_PREFETCH,
         route_trace=path,
     ) as session:
         for prompt in gate.PROMPTS:

@@ -20,7 +20,7 @@ from engine.ggml import Tensor, llama
 from engine.mapping import load_model
 from engine.model_file import ModelFile
 from engine.opening import OpenModel, open_model
-from engine.routing import matrix_at
+from engine.tensor_views import matrix_at
 
 TinyModel = Callable[..., Path]
 TASKS = Path("/proc/self/task")

@@ -7,8 +7,12 @@ that are not loaded hold NaN patterns (`poison`), so that using one cannot go un
 from __future__ import annotations
 
 import functools
+import itertools
+import os
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +46,19 @@ def resident(tiny_model: TinyModel) -> Callable[..., Run]:
     return reference
 
 
+@pytest.fixture
+def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every third read takes as long as several layers: what is not waited for comes too late."""
+    read, place = os.preadv, itertools.count()
+
+    def slowly(*arguments: Any) -> int:
+        if next(place) % 3 == 0:
+            time.sleep(0.0015)
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "preadv", slowly)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_cache_off(kind: str, tiny_model: TinyModel, resident: Callable[..., Run]) -> None:
     streamed = gate.run(tiny_model(kind), {"stream.cache-mb": 0}, poison=True)
@@ -60,6 +77,73 @@ def test_a_cache_that_evicts_all_the_time(
     assert streamed.counts["evictions"] > gate.N_TOKENS
     assert streamed.counts["reads"] > streamed.counts["misses"] > gate.N_TOKENS
     assert streamed.counts["moved"] > gate.N_TOKENS
+
+
+READING = {
+    "serial": {"stream.overlap": "off", "stream.prefetch": "off"},
+    "overlap": {"stream.overlap": "on", "stream.prefetch": "off"},
+    "prefetch": {"stream.overlap": "off", "stream.prefetch": "on"},
+    "both": {"stream.overlap": "on", "stream.prefetch": "on"},
+}
+
+
+@pytest.mark.parametrize(
+    ("kind", "reading", "cache_mb"),
+    [(kind, "both", 1) for kind in KINDS]
+    + [("tiny-mixed", reading, size) for reading in READING for size in (1, 2)],
+)
+def test_reading_while_computing(
+    kind: str,
+    reading: str,
+    cache_mb: int,
+    tiny_model: TinyModel,
+    resident: Callable[..., Run],
+    slow_disk: None,
+) -> None:
+    settings = READING[reading] | {"stream.cache-mb": cache_mb, "stream.force-cache": True}
+    streamed = gate.run(tiny_model(kind), settings, poison=True)
+    gate.assert_same(streamed, resident(kind))
+    counts = streamed.counts
+    assert counts["evictions"] > gate.N_TOKENS
+    assert (counts["apart"] > gate.N_TOKENS) == (settings["stream.overlap"] == "on")
+    if settings["stream.prefetch"] == "on":
+        assert counts["read_ahead"] > counts["used_ahead"] > counts["late"] > 0
+    else:
+        assert counts["read_ahead"] == 0
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 8])
+def test_reading_while_computing_with_other_lanes(
+    lanes: int, tiny_model: TinyModel, resident: Callable[..., Run], slow_disk: None
+) -> None:
+    settings = EVICTING | READING["both"] | {"stream.io-threads": lanes}
+    streamed = gate.run(tiny_model("tiny-mixed"), settings, poison=True)
+    gate.assert_same(streamed, resident("tiny-mixed"))
+    # One lane is the callback's own thread, which computes while others would read.
+    assert (streamed.counts["read_ahead"] > 0) == (lanes > 1)
+    assert ("prefetch is off" in str(streamed.notes)) == (lanes == 1)
+
+
+def test_reading_changes_between_tokens(
+    tiny_model: TinyModel, resident: Callable[..., Run], slow_disk: None
+) -> None:
+    """Every change of how is read, of lanes and of the budget, with reads under way."""
+    changes: list[dict[str, Any]] = [
+        *READING.values(),
+        {"stream.cache-mb": 2},
+        {"stream.io-threads": 1},
+        {"stream.io-threads": 5},
+        {"stream.cache-mb": 0},
+        {"stream.cache-mb": 1},
+    ]
+
+    def change(session: Session, n: int) -> None:
+        if n % 5 == 0:
+            session.set_live(changes[n // 5 % len(changes)])
+
+    streamed = gate.run(tiny_model("tiny"), EVICTING, poison=True, between=change)
+    gate.assert_same(streamed, resident("tiny"))
+    assert streamed.counts["used_ahead"] > 0 and streamed.counts["apart"] > 0
 
 
 @pytest.mark.parametrize("kind", ["tiny", "tiny-mixed"])

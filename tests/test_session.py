@@ -12,13 +12,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from engine.errors import ContextFull, InputError, ModelError, ReadError
-from engine.hook import GraphChanged
+from engine.errors import ContextFull, GraphChanged, InputError, ModelError, ReadError
 from engine.residency import ExpertCache
 from engine.session import Session
 from engine.telemetry import MIB, ProcessUse
 from tests import gate
-from tests.gate import EVICTING
+from tests.gate import EVICTING, NO_PREFETCH
 
 TinyModel = Callable[..., Path]
 HELLO = [{"role": "user", "content": "hello there"}]
@@ -247,7 +246,7 @@ def test_a_cache_below_the_token_demand_is_told(tiny_model: TinyModel) -> None:
 
 
 def test_metrics_say_what_happened(tiny_model: TinyModel, tmp_path: Path) -> None:
-    with gate.open_session(tiny_model("tiny"), EVICTING) as session:
+    with gate.open_session(tiny_model("tiny"), EVICTING | NO_PREFETCH) as session:
         answer = session.generate(HELLO, n_predict=30)
         session.metrics.write_csv(tmp_path / "m.csv")
         router = session._opened.router

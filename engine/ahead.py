@@ -1,0 +1,174 @@
+"""Experts that are read before they are routed to, in lanes that would be idle.
+
+While a layer computes, the experts that the next layer will probably route to are read. What
+layers really route to is always read first, and no more is begun while too much of what was begun
+before is not there: then the disk has no room to spare.
+
+An entry that was begun counts as resident, and cannot leave the cache before its layer was routed
+and it is there. The memory that its reads take over belongs to nobody until a lane has moved it:
+what lies there, or shares a page with it, must not be read again before (`in_the_way`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+from engine.counters import GuessCounters
+from engine.expert_store import ExpertStore
+from engine.guessing import Guess
+from engine.lanes import Job, Lanes, ReadOutcome
+
+
+class _Entry:
+    """One expert whose reads were begun."""
+
+    __slots__ = ("expert", "index", "jobs")
+
+    def __init__(self, index: int, expert: int, jobs: list[Job]) -> None:
+        self.index = index
+        self.expert = expert
+        self.jobs = jobs
+
+    @property
+    def is_done(self) -> bool:
+        return all(job.done for job in self.jobs)
+
+
+class ReadAhead:
+    """What is read ahead, and what became of it. Lives on the callback's thread."""
+
+    def __init__(
+        self,
+        store: ExpertStore,
+        lanes: Lanes,
+        counters: GuessCounters,
+        on_done: Callable[[Sequence[ReadOutcome]], None],
+    ) -> None:
+        """`on_done` is told once of every read that came in time."""
+        self.store = store
+        self._lanes = lanes
+        self.counters = counters
+        self._on_done = on_done
+        self._guessing: Job | None = None
+        self._under_way: list[_Entry] = []
+        self._unrouted: dict[int, set[int]] = {}
+        """By layer: experts that were begun and not routed to since."""
+        self._named: dict[int, list[int]] = {}
+        self._leaving: list[tuple[set[int], list[Job]]] = []
+        """Keys of entries that left, and the jobs that take their memory away."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether there is anything that a routing must look at."""
+        return bool(self._under_way or self._unrouted or self._named or self._leaving)
+
+    def begin_guess(self, guess: Guess) -> None:
+        """Let a lane find out what `guess` names, and begin to read that.
+
+        Until `join` the store is that lane's.
+        """
+        self._guessing = self._lanes.run(
+            lambda: self.begin(guess.index, guess.name(), guess.most_under_way)
+        )
+
+    def join(self) -> None:
+        """From here on the store is the caller's again."""
+        job, self._guessing = self._guessing, None
+        if job is not None:
+            if not job.done:
+                self._lanes.cancel(job)
+            if job.failure is not None:
+                raise job.failure
+
+    def begin(self, index: int, experts: Sequence[int], most: int) -> None:
+        """Read those of `experts` that are absent for layer `index`, the first ones first.
+
+        Not beyond `most` experts under way.
+        """
+        self._named[index] = list(experts)
+        store = self.store
+        for expert in experts:
+            if len(self._under_way) >= most:
+                return
+            if store.is_resident(index, expert):
+                continue
+            if self._leaving and self.in_the_way(index, [expert]):
+                return
+            reads = store.stage_ahead(index, expert)
+            jobs = self._lanes.submit(reads, store.take_releases(), spare=True)
+            self.leaves(store.take_left(), jobs)
+            if not reads:
+                return
+            self._under_way.append(_Entry(index, expert, jobs))
+            self._unrouted.setdefault(index, set()).add(expert)
+            self.counters.read[index] += 1
+
+    def routed(self, index: int, experts: Iterable[int]) -> list[Job]:
+        """A layer was routed: jobs of its experts that must still be waited for."""
+        self.collect()
+        routed = set(experts)
+        counters = self.counters
+        named = self._named.pop(index, None)
+        if named is not None:
+            counters.named[index] += len(named)
+            counters.routed[index] += len(routed)
+            counters.right[index] += len(routed.intersection(named))
+        begun = self._unrouted.pop(index, set())
+        counters.used[index] += len(begun & routed)
+        # A wrong guess for one token may be right, and still under way, for the next.
+        here = {entry.expert: entry for entry in self._under_way if entry.index == index}
+        late = [entry for expert, entry in here.items() if expert in routed]
+        for entry in late:
+            counters.late[index] += entry.expert in begun
+            self._under_way.remove(entry)
+        self.store.let_go(index, (begun | routed) - (here.keys() - routed))
+        return [job for entry in late for job in entry.jobs]
+
+    def unrouted(self, index: int) -> set[int]:
+        """The layer's experts that were begun and not routed to since."""
+        return self._unrouted.get(index, set())
+
+    def leaves(self, keys: set[int], jobs: list[Job]) -> None:
+        """These jobs take the memory of entries away that left the cache."""
+        if keys:
+            self._leaving.append((keys, jobs))
+
+    def in_the_way(self, index: int, experts: Iterable[int]) -> list[Job]:
+        """Jobs that must be done before these experts may be read."""
+        self._leaving = [pair for pair in self._leaving if not all(job.done for job in pair[1])]
+        if not self._leaving:
+            return []
+        offset = index * self.store.n_expert
+        near = {offset + expert + step for expert in experts for step in (-1, 0, 1)}
+        return [job for keys, jobs in self._leaving if not near.isdisjoint(keys) for job in jobs]
+
+    def collect(self) -> None:
+        """Take note of what the lanes have done since."""
+        for entry in [entry for entry in self._under_way if entry.is_done]:
+            self._under_way.remove(entry)
+            self._arrived(entry)
+
+    def settle(self) -> None:
+        """Wait until nothing is under way; what is there may leave like any other entry."""
+        self.join()
+        for entry in self._under_way:
+            self._lanes.wait(entry.jobs)
+            self._arrived(entry)
+        self._under_way = []
+        for index, experts in self._unrouted.items():
+            self.store.let_go(index, experts)
+        self._unrouted.clear()
+        self._named.clear()
+
+    def _arrived(self, entry: _Entry) -> None:
+        store, index = self.store, entry.index
+        if entry.expert not in self.unrouted(index):
+            store.let_go(index, [entry.expert])
+        outcomes = [job.outcome for job in entry.jobs if job.outcome is not None]
+        if any(job.failure for job in entry.jobs) or any(o.error for o in outcomes):
+            self.unrouted(index).discard(entry.expert)
+            store.let_go(index, [entry.expert])
+            store.forget(index, [entry.expert])
+            return
+        store.arrived([outcome.read for outcome in outcomes])
+        self._on_done(outcomes)

@@ -1,0 +1,126 @@
+"""What the next layer will probably route to, guessed while the present one computes.
+
+The next layer's own router is applied to what the present layer's router saw
+(`engine.router_matrix`). Decoding, a guess names as many experts as a token routes to; for a
+prompt's batch it names all that its tokens will probably need, in the order of the file.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from engine.ggml import Tensor
+from engine.graph import GraphPlan
+from engine.mapping import ShardMapping
+from engine.model_file import ModelFile
+from engine.router_matrix import Floats, RouterMatrix, likeliest, router_matrix
+from engine.tensor_views import matrix_at
+
+MOST_UNDER_WAY = 4
+"""Experts of one token being read ahead beyond which no more are begun: the disk is behind."""
+
+LARGEST_SAMPLE = 64
+"""Tokens of a batch from which its experts are guessed: more would name hardly any others."""
+
+
+@dataclass(frozen=True)
+class Guess:
+    """A layer's experts, not yet named."""
+
+    index: int
+    name: Callable[[], Sequence[int]]
+    """Names them, the first to be read first. Takes some 0.1 ms; may run on any thread."""
+    most_under_way: int
+    """Experts being read ahead beyond which no more are begun."""
+
+
+class Guesser:
+    """Guesses each routed layer's experts from the layer before."""
+
+    def __init__(self, routers: Sequence[RouterMatrix | None]) -> None:
+        """`routers` of the routed layers, None where one is not understood."""
+        self._routers = list(routers)
+        self._inputs: dict[int, tuple[int, Tensor, bytes]] = {}
+
+    @property
+    def n_guessable(self) -> int:
+        """Routed layers that can be guessed."""
+        return sum(self._can_guess(index) for index in range(len(self._routers)))
+
+    def _can_guess(self, index: int) -> bool:
+        """Whether the layer after routed layer `index` can be guessed."""
+        pair = self._routers[index : index + 2]
+        return len(pair) == 2 and None not in pair
+
+    def next_layer(
+        self, index: int, routing: int, top_k: int, forced: Sequence[int] | None = None
+    ) -> Guess | None:
+        """Guess the layer after `index`, whose routing node at address `routing` is computed.
+
+        None where it cannot be guessed. `forced` replaces what is named, not the work for it.
+        """
+        if not self._can_guess(index):
+            return None
+        # A copy: while a lane looks at it, the graph goes on and may use its memory again.
+        inputs = self.router_input(index, routing).copy()
+        n_tokens = len(inputs)
+        if n_tokens == 0:
+            return None
+        following = self._routers[index + 1]
+        assert following is not None
+        if n_tokens > LARGEST_SAMPLE:
+            inputs = inputs[:: -(-n_tokens // LARGEST_SAMPLE)]
+
+        def name() -> Sequence[int]:
+            named = likeliest(following.scores(inputs), top_k)
+            if forced is not None:
+                named = list(forced)
+            return named if n_tokens == 1 else sorted(named)
+
+        most = MOST_UNDER_WAY if n_tokens == 1 else len(following.matrix)
+        return Guess(index + 1, name, most)
+
+    def same_layer(self, index: int, routing: int, top_k: int) -> list[int]:
+        """What the layer itself routes to: the control, which must always be right."""
+        router = self._routers[index]
+        assert router is not None
+        return likeliest(router.scores(self.router_input(index, routing)), top_k)
+
+    def router_input(self, index: int, routing: int) -> Floats:
+        """What a layer's router saw, tokens by width, over the graph's own memory."""
+        known = self._inputs.get(index)
+        # The same address may hold another node of a rebuilt graph; its name tells.
+        if known is None or known[0] != routing or known[1].name != known[2]:
+            router = self._routers[index]
+            assert router is not None
+            tensor = Tensor.from_address(routing)
+            for source in router.plan.path:
+                tensor = Tensor.from_address(tensor.src[source])
+            known = self._inputs[index] = (routing, tensor, tensor.name)
+        return matrix_at(known[1], ctypes.c_float)
+
+
+def model_guesser(plan: GraphPlan, file: ModelFile, mappings: Sequence[ShardMapping]) -> Guesser:
+    """The guesser of a model's graph, over the router weights where llama.cpp has them."""
+
+    def weight(name: str) -> Floats | None:
+        entry = file.tensors.get(name)
+        if entry is None or entry.type_name != "f32":
+            return None
+        address = mappings[entry.shard].base + entry.offset
+        memory: Any = (ctypes.c_char * entry.nbytes).from_address(address)
+        array: npt.NDArray[np.float32] = np.ndarray(entry.shape[::-1], np.float32, memory)
+        return array
+
+    return Guesser(
+        [
+            router_matrix(layer.router, weight) if layer.router is not None else None
+            for layer in plan.layers
+        ]
+    )

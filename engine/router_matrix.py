@@ -1,0 +1,93 @@
+"""How a layer's router ranks its experts, learned from the graph and done again in numpy.
+
+    scores = act(W @ x + bias) + selection_bias
+
+`act` is what the graph applies before it ranks (softmax, sigmoid or nothing).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class RouterPlan:
+    """Where a router's parts are in a graph: names of weights, and the way to its input."""
+
+    path: tuple[int, ...]
+    """From the routing node to the router's input: which source of each node leads there."""
+    matrix: str
+    bias: str | None = None
+    selection_bias: str | None = None
+    """Added to the activated values for ranking only."""
+    activation: str = ""
+    """SOFT_MAX, UNARY (a sigmoid) or nothing."""
+
+
+@dataclass(frozen=True)
+class RouterMatrix:
+    """A router as arrays over the model's own memory."""
+
+    plan: RouterPlan
+    matrix: Floats
+    """Experts by width."""
+    bias: Floats | None
+    selection_bias: Floats | None
+
+    def scores(self, inputs: Floats) -> Floats:
+        """What experts are ranked by: tokens by experts, for inputs of tokens by width."""
+        # No BLAS: its threads spin on the cores that llama.cpp's threads are bound to.
+        values: Floats
+        if len(inputs) == 1:
+            values = np.einsum("ij,j->i", self.matrix, inputs[0])[None]
+        else:
+            values = np.einsum("tj,ij->ti", inputs, self.matrix)
+        if self.bias is not None:
+            values = values + self.bias
+        # Without a selection bias, an activation does not change the order.
+        if self.selection_bias is not None:
+            values = _activated(values, self.plan.activation) + self.selection_bias
+        return values
+
+
+def likeliest(scores: Floats, top_k: int) -> list[int]:
+    """The experts among the `top_k` highest of some token, those of most tokens first."""
+    if len(scores) == 1:
+        ranked: list[int] = scores[0].argsort()[::-1][:top_k].tolist()
+        return ranked
+    chosen = np.argpartition(scores, -top_k, axis=1)[:, -top_k:]
+    times = np.bincount(chosen.ravel(), minlength=scores.shape[1])
+    order = np.argsort(-times, kind="stable")[: np.count_nonzero(times)]
+    named: list[int] = order.tolist()
+    return named
+
+
+def router_matrix(plan: RouterPlan, weight: Callable[[str], Floats | None]) -> RouterMatrix | None:
+    """The router that `plan` names; None where a part is stored in a way that cannot be used."""
+    matrix = weight(plan.matrix)
+    if matrix is None or matrix.ndim != 2:
+        return None
+    parts: list[Floats | None] = []
+    for name in (plan.bias, plan.selection_bias):
+        part = weight(name) if name else None
+        if name and part is None:
+            return None
+        parts.append(part)
+    return RouterMatrix(plan, matrix, *parts)
+
+
+def _activated(values: Floats, activation: str) -> Floats:
+    if activation == "SOFT_MAX":
+        raised = np.exp(values - values.max(axis=1, keepdims=True))
+        shares: Floats = raised / raised.sum(axis=1, keepdims=True)
+        return shares
+    if activation == "UNARY":
+        squashed = 1 / (1 + np.exp(-values))
+        return squashed.astype(np.float32)
+    return values

@@ -1,0 +1,210 @@
+"""Reading ahead: what is guessed, what becomes of it, and that every record of it agrees."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from engine.demo import DEMO_MODEL
+from engine.errors import ReadError
+from engine.guessing import Guesser
+from engine.prefetch_trial import BLOCK, BLOCKS, FIRST_TOKENS, PrefetchTrial
+from engine.router_matrix import RouterMatrix, RouterPlan, likeliest
+from engine.routing import ExpertRouter, Role
+from engine.session import Session
+from engine.traces import HIT, MISS, PREFETCHED, read_route_trace
+from tests import gate
+from tests.test_lossless import KINDS
+
+TinyModel = Callable[..., Path]
+ON = {"stream.cache-mb": 2, "stream.force-cache": True, "stream.prefetch": "on"}
+PROMPT = gate.PROMPTS[:1]
+
+
+def guessed_and_routed(
+    monkeypatch: pytest.MonkeyPatch, session: Session, n_tokens: int
+) -> dict[str, float]:
+    """The share of decoded tokens' experts that each way of guessing names."""
+    right = {"same layer": 0, "next layer": 0}
+    looked = {"same layer": 0, "next layer": 0}
+    named: dict[int, set[int]] = {}
+    load = ExpertRouter._stage
+
+    def count(what: str, guess: set[int], routed: set[int]) -> None:
+        right[what] += len(guess & routed)
+        looked[what] += len(routed)
+
+    def watch(self: ExpertRouter, index: int, experts: Any, started: int) -> Any:
+        guesser = self.guesser
+        if guesser is not None and not self.prefill:
+            routing, top_k = self._addresses[Role.ROUTING, index], self.top_k
+            count("same layer", set(guesser.same_layer(index, routing, top_k)), set(experts))
+            if index in named:
+                count("next layer", named.pop(index), set(experts))
+            guess = guesser.next_layer(index, routing, top_k)
+            if guess is not None:
+                named[guess.index] = set(guess.name())
+        return load(self, index, experts, started)
+
+    monkeypatch.setattr(ExpertRouter, "_stage", watch)
+    session.generate("hello world", n_predict=n_tokens)
+    return {what: right[what] / looked[what] for what in right}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_router_without_staleness_is_always_right(
+    kind: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The control: a layer's router on its own input names exactly what the model routes to."""
+    with gate.open_session(tiny_model(kind), ON) as session:
+        accuracy = guessed_and_routed(monkeypatch, session, 60)
+    assert accuracy["same layer"] == 1.0
+    assert 0.3 < accuracy["next layer"] < 1.0
+
+
+def test_a_trained_model_is_guessed_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    with gate.open_session(DEMO_MODEL, ON) as session:
+        accuracy = guessed_and_routed(monkeypatch, session, 60)
+    assert accuracy["same layer"] == 1.0
+    assert accuracy["next layer"] > 0.65
+
+
+def test_every_record_of_reading_ahead_agrees(tiny_model: TinyModel, tmp_path: Path) -> None:
+    routes, reads = tmp_path / "routes.csv", tmp_path / "io.csv"
+    ran = gate.run(
+        tiny_model("tiny-mixed"), ON, PROMPT, poison=True, route_trace=routes, io_trace=reads
+    )
+    gate.assert_same(ran, gate.run(tiny_model("tiny-mixed"), gate.RESIDENT, PROMPT))
+    trace = read_route_trace(routes)
+    assert trace.residency is not None and trace.expert_bytes is not None
+    prefetched = trace.residency == PREFETCHED
+    assert 0 < prefetched.sum() <= ran.counts["used_ahead"] + ran.counts["late"]
+    assert (trace.expert_bytes[trace.residency != MISS] == 0).all()
+    assert int((trace.expert_bytes > 0).sum()) == ran.counts["misses"]
+    assert int(np.isin(trace.residency, (HIT, PREFETCHED)).sum()) >= ran.counts["hits"]
+    lines = reads.read_text().splitlines()
+    header = next(line for line in lines if line.startswith("turn,")).split(",")
+    rows = [dict(zip(header, line.split(","), strict=True)) for line in lines if line[0].isdigit()]
+    ahead = [row for row in rows if row["speculative"] == "1"]
+    assert len(rows) == ran.counts["reads"]
+    assert 0 < len(ahead) <= 3 * ran.counts["read_ahead"]
+    assert len(rows) - len(ahead) == 3 * ran.counts["misses"]
+
+
+def test_a_disk_that_fails_ahead_of_time_is_told_only_if_it_matters(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A failed guess is forgotten; one that is needed after all fails the answer alone."""
+    expected = gate.run(tiny_model("tiny"), gate.RESIDENT, PROMPT)
+    read, failing = os.preadv, [False]
+
+    def sometimes(*arguments: Any) -> int:
+        if failing[0]:
+            raise OSError(errno.EIO, "the disk is gone")
+        return read(*arguments)
+
+    monkeypatch.setattr(os, "preadv", sometimes)
+    with gate.open_session(tiny_model("tiny"), ON, poison=True) as session:
+
+        def fail(n: list[int]) -> Callable[[int], None]:
+            def on_token(_token: int) -> None:
+                n[0] += 1
+                failing[0] = n[0] >= 10
+
+            return on_token
+
+        for _ in range(3):
+            with pytest.raises(ReadError, match="the disk is gone"):
+                session.generate(PROMPT[0], n_predict=200, on_token=fail([0]))
+            failing[0] = False
+            session.clear()
+            assert (
+                session.generate(PROMPT[0], n_predict=gate.N_TOKENS).tokens == (expected.tokens[0])
+            )
+            session.clear()
+
+
+def test_dropping_is_never_combined_with_guessing(tiny_model: TinyModel) -> None:
+    """What is dropped depends on what is in memory, and that must not depend on time."""
+    lossy = ON | {"routing.drop-cold-experts": 0.75}
+    runs = [gate.run(tiny_model("tiny"), lossy, PROMPT) for _ in range(2)]
+    assert runs[0].tokens == runs[1].tokens
+    assert runs[0].counts["dropped"] == runs[1].counts["dropped"] > 0
+    assert runs[0].counts["read_ahead"] == 0
+
+
+def router(matrix: list[list[float]], activation: str = "", **parts: list[float]) -> RouterMatrix:
+    plan = RouterPlan((0, 1), "matrix", activation=activation)
+    arrays = {name: np.array(part, np.float32) for name, part in parts.items()}
+    return RouterMatrix(
+        plan,
+        np.array(matrix, np.float32),
+        arrays.get("bias"),
+        arrays.get("selection_bias"),
+    )
+
+
+def test_scores_are_what_the_graph_ranks_by() -> None:
+    x = np.array([[1.0, 2.0]], np.float32)
+    assert router([[1, 0], [0, 1]]).scores(x).tolist() == [[1.0, 2.0]]
+    assert router([[1, 0], [0, 1]], bias=[3, 0]).scores(x).tolist() == [[4.0, 2.0]]
+    squashed = router([[1, 0], [0, 1]], "UNARY", selection_bias=[1, 0]).scores(x)
+    assert squashed[0] == pytest.approx([1 + 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-2))])
+    shares = router([[1, 0], [0, 1]], "SOFT_MAX", selection_bias=[0, 0]).scores(x)
+    assert shares.sum() == pytest.approx(1)
+
+
+def test_the_likeliest_come_first() -> None:
+    assert likeliest(np.array([[0.1, 3, 2, -1]], np.float32), 2) == [1, 2]
+    batch = np.array([[9, 8, 0, 0], [0, 8, 9, 0], [0, 9, 0, 8]], np.float32)
+    assert likeliest(batch, 2)[0] == 1
+    assert sorted(likeliest(batch, 2)) == [0, 1, 2, 3]
+
+
+def test_a_router_that_is_not_understood_is_not_guessed() -> None:
+    known = router([[1, 0], [0, 1]])
+    assert Guesser([known, known, None, known, known]).n_guessable == 2
+    assert Guesser([None]).n_guessable == Guesser([]).n_guessable == 0
+
+
+def timed(trial: PrefetchTrial, cost: Callable[[bool], float], tokens: int) -> None:
+    for _ in range(tokens):
+        trial.token(cost(trial.prefetch))
+
+
+@pytest.mark.parametrize("pays", [True, False])
+def test_a_trial_keeps_what_was_faster(pays: bool) -> None:
+    trial = PrefetchTrial()
+    assert trial.prefetch
+    timed(trial, lambda on: 90.0 if on == pays else 100.0, FIRST_TOKENS + BLOCK * BLOCKS)
+    assert trial.prefetch == pays
+    timed(trial, lambda _on: 95.0, 200)
+    assert trial.prefetch == pays
+
+
+def test_a_trial_has_both_in_turn_and_is_not_fooled_by_drift() -> None:
+    """A cache that warms up makes every later token faster, whatever the mode."""
+    trial, seen, token = PrefetchTrial(), [], [0]
+
+    def cost(on: bool) -> float:
+        token[0] += 1
+        seen.append(on)
+        return 200.0 - token[0] - (5 if on else 0)
+
+    timed(trial, cost, FIRST_TOKENS + BLOCK * BLOCKS)
+    in_trial = seen[FIRST_TOKENS:]
+    assert in_trial == ([True] * BLOCK + [False] * BLOCK) * (BLOCKS // 2)
+
+
+def test_a_trial_is_repeated() -> None:
+    trial = PrefetchTrial()
+    timed(trial, lambda on: 100.0 if on else 90.0, FIRST_TOKENS + BLOCK * BLOCKS)
+    assert not trial.prefetch
+    timed(trial, lambda on: 80.0 if on else 90.0, 600)
+    assert trial.prefetch
