@@ -62,9 +62,10 @@ class StreamPart:
         low=0,
         high=LARGEST_MIB,
     )
-    cache_floor_mb: int = setting(
-        1536,
-        "memory in MiB that an automatic cache leaves to the system",
+    cache_floor_mb: int | Literal["auto"] = setting(
+        AUTO,
+        "memory in MiB that an automatic cache leaves to the system; auto: a sixteenth of all "
+        "there is, from 512 to 1536",
         low=0,
         high=LARGEST_MIB,
     )

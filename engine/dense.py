@@ -4,6 +4,9 @@
 they can no longer be pushed out by the page cache's own traffic, which costs a streamed model most
 of its speed when memory is short. `warm` reads them through the page cache in one sweep; `mmap`
 leaves them to page faults.
+
+Weights of which a token reads one row (token embeddings) are no part of that under `anon`: they
+stay pages of the file, where a row is one or two page faults, and their memory goes to experts.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 from engine.experts import ExpertLayer
+from engine.graph import GraphPlan
 from engine.lanes import Lanes, Read
 from engine.mapping import ShardMapping, page_ceil, page_floor
 from engine.model_file import ModelFile, TensorEntry
@@ -22,6 +26,32 @@ _CHUNK_BYTES = 4 << 20
 """Large enough for full disk speed, small enough that all lanes have work to the end."""
 
 Range = tuple[int, int]
+
+
+def bring_dense_weights(
+    policy: DensePolicy,
+    plan: GraphPlan,
+    file: ModelFile,
+    layers: Sequence[ExpertLayer],
+    mappings: Sequence[ShardMapping],
+    lanes: Lanes,
+    progress: Callable[[float], None] | None = None,
+) -> tuple[int, int]:
+    """Bring a model's dense weights where `policy` wants them.
+
+    Returns the bytes of all of them, and of those that stay in the file because only rows of them
+    are read. Raises ReadError when the disk does.
+    """
+    whole = [file.tensors[name] for name in plan.dense_weights]
+    rows = [file.tensors[name] for name in plan.row_weights]
+    left = rows if policy == "anon" else []
+    # Before anything is placed: a page that a row shares with other weights is theirs.
+    for weight in left:
+        first, last = page_floor(weight.offset), page_ceil(weight.offset + weight.nbytes)
+        mappings[weight.shard].expect_random_reads(first, last)
+    ranges = dense_ranges(whole if left else whole + rows, layers, len(mappings))
+    place_dense_weights(policy, file, ranges, mappings, lanes, progress)
+    return sum(weight.nbytes for weight in whole + rows), sum(weight.nbytes for weight in left)
 
 
 def dense_ranges(

@@ -72,6 +72,8 @@ class GraphPlan:
     layers: list[RoutedLayer]
     dense_weights: list[str]
     """Every weight that is read whole for each token, biases of experts included."""
+    row_weights: list[str]
+    """Weights of which an input alone picks rows: token embeddings that are not the output's."""
     n_nodes: int
 
 
@@ -112,8 +114,9 @@ def learn(nodes: Sequence[Node], leaves: dict[int, str]) -> GraphPlan:
         _learn_weights(graph, address, layer)
         layer.router = _learn_router(graph, address)
     _forget_ambiguous_names(nodes, list(layers.values()))
-    dense = sorted({name for name in graph.used_leaves() if name not in bank_names})
-    return GraphPlan(list(layers.values()), dense, len(nodes))
+    dense = {name for name in graph.used_leaves() if name not in bank_names}
+    rows = graph.leaves_read_by_row() & dense
+    return GraphPlan(list(layers.values()), sorted(dense - rows), sorted(rows), len(nodes))
 
 
 def _forget_ambiguous_names(nodes: Sequence[Node], layers: Sequence[RoutedLayer]) -> None:
@@ -172,6 +175,27 @@ class _Graph:
             for source in node.sources:
                 if source in self._leaves:
                     yield self._leaves[source]
+
+    def leaves_read_by_row(self) -> set[str]:
+        """Names of all weights that nothing but GET_ROWS reads, and that directly, by an input.
+
+        A weight that is seen through a view counts as read whole: what reads the view may be
+        anything. So does one that is gathered by what the graph computed, as scales of chosen
+        experts are: every layer of every token reads those, and they are small.
+        """
+        by_row: set[str] = set()
+        otherwise: set[str] = set()
+        for node in self._nodes.values():
+            for place, source in enumerate((*node.sources, node.view_of)):
+                if source in self._leaves:
+                    gathers = node.op == "GET_ROWS" and place == 0 and self._is_input(node, 1)
+                    (by_row if gathers else otherwise).add(self._leaves[source])
+        return by_row - otherwise
+
+    def _is_input(self, node: Node, place: int) -> bool:
+        """Whether a node's source is given from outside: no weight, and nothing computed."""
+        source = node.sources[place] if len(node.sources) > place else 0
+        return bool(source) and source not in self._nodes and source not in self._leaves
 
     def below_views(self, address: int) -> Node:
         """The node that computed what is seen at `address`."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from engine.config import AUTO, SETTINGS, RunConfig, is_live, require_valid
+from engine.config import SETTINGS, RunConfig, is_live, require_valid
 from engine.errors import InputError
-from engine.opening import OpenModel, new_store, read_as_asked
+from engine.open_model import OpenModel
 from engine.residency import ExpertCache
-from engine.sizing import cold_rule
-from engine.telemetry import MIB
+from engine.sizing import choose_cache, cold_rule
+from engine.streaming import new_store, read_as_asked
 
 
 def changed_config(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
@@ -25,8 +25,6 @@ def changed_config(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
     for key in changes:
         if not is_live(key):
             raise InputError(f"{key} can only be changed by opening the model again")
-    if changes.get("stream.cache-mb") == AUTO:
-        raise InputError("stream.cache-mb can only be set to a number of MiB while it runs")
     return changed
 
 
@@ -43,12 +41,19 @@ def apply(opened: OpenModel, config: RunConfig, changes: dict[str, Any], *, pois
     if "stream.io-threads" in changes:
         opened.lanes.set_count(config.stream.io_threads)
     if "stream.cache-mb" in changes:
-        _set_budget(opened, int(config.stream.cache_mb) * MIB, poison=poison)
-        if not config.model.batch:
-            opened.fit_batch(opened.store.budget_bytes)
+        taken = opened.store.resident_bytes
+        choice = choose_cache(config, opened.layers, opened.top_k, taken)
+        resize(opened, config, choice.budget_bytes, poison=poison)
     opened.notes += [n for n in read_as_asked(opened, config) if n not in opened.notes]
     opened.router.rule = cold_rule(config)
     opened.hook.mark_nodes()
+
+
+def resize(opened: OpenModel, config: RunConfig, budget_bytes: int, *, poison: bool) -> None:
+    """Give a streaming model another cache budget, and the batch that fits it."""
+    _set_budget(opened, budget_bytes, poison=poison)
+    if not config.model.batch:
+        opened.fit_batch(budget_bytes)
 
 
 def _set_top_k(opened: OpenModel, top_k: int) -> None:
@@ -67,6 +72,7 @@ def _set_top_k(opened: OpenModel, top_k: int) -> None:
 def _set_budget(opened: OpenModel, budget: int, *, poison: bool) -> None:
     router = opened.router
     assert router is not None
+    router.loader.settle()
     if budget and isinstance(router.store, ExpertCache):
         router.store.set_budget(budget)
     else:

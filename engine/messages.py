@@ -199,6 +199,16 @@ class LiveChanged:
 
 
 @dataclass(frozen=True)
+class Resized:
+    """The automatic cache has another size, because the memory around it changed; or what was said
+    of that is over."""
+
+    resolved: RunConfig
+    notes: tuple[str, ...]
+    """What a person should know of the open model now; takes the place of Opened.notes."""
+
+
+@dataclass(frozen=True)
 class LiveRefused:
     """Settings stayed as they are, and why."""
 
@@ -266,5 +276,6 @@ class EngineDied:
 
 Event: TypeAlias = (
     "OpenProgress | Opened | OpenFailed | PromptProgress | Text | TokenRows | Finished | Failed"
-    " | LiveChanged | LiveRefused | Tracing | TraceRefused | Tokens | Cleared | EngineDied"
+    " | LiveChanged | LiveRefused | Resized | Tracing | TraceRefused | Tokens | Cleared"
+    " | EngineDied"
 )

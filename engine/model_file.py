@@ -107,6 +107,8 @@ class ExpertLayout:
     entry_bytes: dict[int, int]
     """Bytes of one expert, over all its projections, by layer."""
     dense_bytes: int
+    row_bytes: int
+    """Of dense_bytes, tables of which a token reads one row: they can stay in the file."""
 
     @property
     def token_demand_bytes(self) -> int:
@@ -203,7 +205,13 @@ class ModelFile:
             largest(self.arch_value("expert_used_count", 0)) if entry_bytes else 0,
             dict(sorted(entry_bytes.items())),
             total - expert_total,
+            self._row_bytes(),
         )
+
+    def _row_bytes(self) -> int:
+        tied = "output.weight" not in self.tensors
+        names = ([] if tied else ["token_embd.weight"]) + ["per_layer_token_embd.weight"]
+        return sum(self.tensors[name].nbytes for name in names if name in self.tensors)
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from engine.experts import ExpertTag
 from engine.lanes import ReadOutcome
 from engine.loading import StepCounters
 from engine.machine import cpu_name
-from engine.opening import OpenModel
+from engine.open_model import OpenModel
 from engine.results import ModelInfo
 from engine.routing import Routing
 from engine.telemetry import (

@@ -24,7 +24,10 @@ class ModelInfo:
     layer_demand_bytes: int
     expert_bytes_total: int
     dense_bytes: int
+    """Everything that is no expert."""
     has_chat_template: bool
+    row_bytes: int = 0
+    """Of dense_bytes, what stays in the file because only rows of it are read."""
 
 
 @dataclass(frozen=True)

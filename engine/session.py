@@ -14,13 +14,15 @@ from typing import Any
 import numpy as np
 
 from engine import live_settings
+from engine.auto_cache import AutoCache
 from engine.chat import ChatTemplate, Message, begun_reasoning, split_reasoning
 from engine.closing import Closing
 from engine.config import RunConfig, require_valid
 from engine.counters import Allocate, private
 from engine.diagnostics import Diagnostics
 from engine.errors import ContextFull, InputError
-from engine.opening import OpenModel, open_model
+from engine.open_model import OpenModel
+from engine.opening import open_model
 from engine.recorder import Recorder
 from engine.results import Answer, LayerCounts, LayerShape, ModelInfo, StreamCounts
 from engine.sampling import Sampler
@@ -47,8 +49,10 @@ class Session(Closing):
         self._options = options
         self._vocabulary = Vocabulary(opened.model)
         self._template = self._read_template()
+        self.auto = AutoCache(opened, config, self.notes, poison=options.poison)
         self._recorder = Recorder(opened, self.model_info, self.resolved, options)
         self._timeline = Timeline(opened, self._recorder, self._vocabulary.n_tokens)
+        self.auto.watchers.append(self._timeline.publish_store)
         self._open = True
 
     @classmethod
@@ -105,6 +109,7 @@ class Session(Closing):
             layout.expert_bytes,
             opened.dense_bytes or layout.dense_bytes,
             self._template is not None,
+            opened.row_bytes,
         )
 
     @property
@@ -116,6 +121,7 @@ class Session(Closing):
             "model.ctx": opened.n_ctx,
             "model.threads": opened.n_threads,
             "model.batch": opened.batch,
+            "stream.cache-floor-mb": self.auto.floor_bytes // MIB,
             "stream.overlap": "on" if opened.router and opened.router.loader.overlap else "off",
             "stream.prefetch": opened.router.prefetch if opened.router else "off",
         }
@@ -292,6 +298,7 @@ class Session(Closing):
         if self._opened.streams:
             live_settings.apply(self._opened, config, changes, poison=self._options.poison)
         self.config = config
+        self.auto.follow(config)
 
     def trace_routes(self, path: Path | None) -> None:
         """Write every routing from the next decode on to a new file; None: stop.
@@ -328,6 +335,7 @@ class Session(Closing):
         started = perf_counter()
         position = reused
         while position < len(tokens) and not self._timeline.cancelled:
+            self.auto.hold()
             chunk = tokens[position : position + self._opened.batch]
             last = position + len(chunk) == len(tokens)
             self._recorder.begin_decode(position, len(chunk), prefill=True)
@@ -355,6 +363,7 @@ class Session(Closing):
                 break
             if self._timeline.cancelled:
                 break
+            self.auto.hold()
             recorder.begin_decode(len(self._timeline.tokens), 1, prefill=False)
             self._timeline.decode([token], want_logits=True)
             if self._timeline.cancelled:

@@ -9,6 +9,7 @@ from engine import machine
 from engine.config import AUTO, RunConfig
 from engine.experts import ExpertLayer
 from engine.policy import TOP_K_THAT_WARNS, ColdRule
+from engine.pressure import Bounds, floor_bytes
 from engine.telemetry import MIB
 
 LARGEST_BATCH = 512
@@ -57,8 +58,10 @@ class CacheChoice:
     """What to change about the size that was asked for; empty: nothing."""
 
 
-def choose_cache(config: RunConfig, layers: Sequence[ExpertLayer], top_k: int) -> CacheChoice:
-    """What `stream.cache-mb` means here and now."""
+def choose_cache(
+    config: RunConfig, layers: Sequence[ExpertLayer], top_k: int, taken_bytes: int = 0
+) -> CacheChoice:
+    """What `stream.cache-mb` means here and now, where a cache has `taken_bytes` already."""
     demand = token_demand_bytes(layers, top_k)
     stream = config.stream
     if stream.cache_mb != AUTO:
@@ -72,20 +75,35 @@ def choose_cache(config: RunConfig, layers: Sequence[ExpertLayer], top_k: int) -
             f"cache of {stream.cache_mb} MiB: hits will be few. Set stream.cache-mb to "
             f"{-(-demand // MIB)} or more, or to 0",
         )
-    all_experts = sum(layer.entry_bytes * layer.n_expert for layer in layers)
-    available = machine.memory().available_bytes
-    budget = available - stream.cache_floor_mb * MIB
-    if stream.cache_ceil_mb:
-        budget = min(budget, stream.cache_ceil_mb * MIB)
-    budget = max(budget, demand)
-    if budget >= all_experts:
-        return CacheChoice(all_experts, "all experts fit", "")
-    reason = f"{available // MIB} MiB available, {stream.cache_floor_mb} left to the system"
+    here = machine.memory()
+    bounds = auto_bounds(config, layers, top_k, here.total_bytes)
+    budget = bounds.fitting(taken_bytes, here.available_bytes)
+    all_experts = all_experts_bytes(layers)
+    if budget == all_experts:
+        return CacheChoice(budget, "all experts fit", "")
+    available, floor = (taken_bytes + here.available_bytes) // MIB, bounds.floor // MIB
+    reason = f"{available} MiB available, {floor} left to the system"
     if budget == demand:
         reason += ", but at least one token's demand"
-    elif budget == stream.cache_ceil_mb * MIB:
+    elif budget == bounds.most:
         reason = "cache-ceil-mb"
     return CacheChoice(budget, f"of {all_experts // MIB}: {reason}", "")
+
+
+def auto_bounds(
+    config: RunConfig, layers: Sequence[ExpertLayer], top_k: int, total_bytes: int
+) -> Bounds:
+    """What an automatic cache keeps to where there are `total_bytes` of memory in all."""
+    stream, most = config.stream, all_experts_bytes(layers)
+    if stream.cache_ceil_mb:
+        most = min(most, stream.cache_ceil_mb * MIB)
+    floor = floor_bytes(stream.cache_floor_mb, total_bytes)
+    return Bounds(floor, token_demand_bytes(layers, top_k), most)
+
+
+def all_experts_bytes(layers: Sequence[ExpertLayer]) -> int:
+    """What every expert of a model weighs."""
+    return sum(layer.entry_bytes * layer.n_expert for layer in layers)
 
 
 def mappings_needed(layers: Sequence[ExpertLayer]) -> int:

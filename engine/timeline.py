@@ -10,7 +10,7 @@ import numpy as np
 from engine.counters import StoreCounters
 from engine.errors import GraphChanged, TuiworkError
 from engine.ggml import llama
-from engine.opening import OpenModel
+from engine.open_model import OpenModel
 from engine.recorder import Recorder
 
 _ABORTED = 2
@@ -148,10 +148,15 @@ class Timeline:
         """Bring the live totals up to date, once per decode."""
         router, totals = self._opened.router, self._totals
         assert router is not None
-        store, step = router.store, router.step
+        step = router.step
         for name in ("io_ns", "stall_ns", "mgmt_ns", "reads", "read_bytes"):
             totals.totals[totals.NAMES.index(name)] += getattr(step, name)
-        totals.publish(
+        self.publish_store()
+
+    def publish_store(self) -> None:
+        """Bring the live totals of the cache up to date."""
+        store = self._opened.store
+        self._totals.publish(
             clock=store.clock,
             hits=store.hits,
             misses=store.misses,

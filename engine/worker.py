@@ -19,10 +19,10 @@ import traceback
 from collections import deque
 from multiprocessing.connection import Connection
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, TypeAlias
 
-from engine.config import get
+from engine.config import AUTO, get
 from engine.errors import InputError, ReadError, TuiworkError
 from engine.live import Arena
 from engine.messages import (
@@ -42,6 +42,7 @@ from engine.messages import (
     OpenFailed,
     OpenProgress,
     PromptProgress,
+    Resized,
     SetLive,
     Tokens,
     TraceRefused,
@@ -57,6 +58,8 @@ if TYPE_CHECKING:
 _PR_SET_PDEATHSIG = 1
 _OOM_SCORE = "500"
 _FLUSH_PATIENCE_S = 1.0
+_IDLE_LOOK_S = 1.0
+"""How often an idle engine looks whether the system needs memory of its automatic cache."""
 
 _BetweenTokens: TypeAlias = "SetLive | CountTokens | TraceRoutes"
 _InOrder: TypeAlias = "Open | Generate | Clear | Close"
@@ -157,7 +160,7 @@ class Worker:
     def run(self) -> None:
         """Carry out commands until Close."""
         while True:
-            item = self._in_order.get()
+            item = self._next()
             self._serve_between_tokens()
             if item is None:
                 continue
@@ -172,6 +175,17 @@ class Worker:
                 self._close_session()
                 self._outbox.close(_FLUSH_PATIENCE_S)
                 return
+
+    def _next(self) -> tuple[int, _InOrder] | None:
+        """What is to be done next; an automatic cache follows the memory meanwhile."""
+        while True:
+            session = self._session
+            holds = session is not None and session.auto.holds
+            try:
+                return self._in_order.get(timeout=_IDLE_LOOK_S if holds else None)
+            except Empty:
+                if session is not None:
+                    session.auto.hold()
 
     def _is_cancelled(self, number: int) -> bool:
         return number <= self._cancelled_up_to
@@ -195,6 +209,7 @@ class Worker:
             self._outbox.put(OpenFailed(_words(error), type(error).__name__, command.request))
             return
         session = self._session
+        session.auto.watchers.append(self._tell_size)
         self._outbox.put(
             Opened(
                 info=session.model_info,
@@ -274,15 +289,24 @@ class Worker:
         if session is None:
             self._outbox.put(LiveRefused(request, changes, "no model is open"))
             return
-        resolved = session.resolved
+        resolved, asked, notes = session.resolved, session.config, list(session.notes)
         try:
             session.set_live(changes)
         except Exception as error:
             self._outbox.put(LiveRefused(request, changes, _words(error)))
             return
+        if asked.stream.cache_mb == AUTO:
+            resolved = resolved.replace({"stream.cache-mb": AUTO})  # so that undo makes it so again
         before = {key: get(resolved, key) for key in changes}
         rows = self._rows_thrown_away + len(session.metrics.rows)
         self._outbox.put(LiveChanged(request, changes, before, session.resolved, rows))
+        if session.notes != notes:
+            self._tell_size()
+
+    def _tell_size(self) -> None:
+        session = self._session
+        if session is not None:
+            self._outbox.put(Resized(session.resolved, tuple(session.notes)))
 
     def _trace_routes(self, command: TraceRoutes) -> None:
         request, path = command.request, command.path

@@ -16,7 +16,7 @@ from rich.style import Style
 from textual.strip import Strip
 
 from engine.counters import ABSENT, LATENCY_BUCKETS, MAX_LANES, READING, RESIDENT
-from engine.messages import EngineDied, LiveChanged, PromptProgress
+from engine.messages import EngineDied, LiveChanged, PromptProgress, Resized
 from tests.frozen_engine import FrozenEngine, token_row
 from tuiwork.meters import heat
 from tuiwork.meters.counters import LaneMeter, LaneSample, latency_ms, rates_between
@@ -365,6 +365,16 @@ class TestMeters:
         never = meters.expert(0, 0)
         assert never is not None and never.tokens_ago is None
         assert math.isnan(never.routing_share)
+
+    def test_a_cache_that_the_engine_resized_is_shown_and_is_no_change(self) -> None:
+        meters, _ = self.opened()
+        assert meters.config is not None
+        resolved = meters.config.replace({"stream.cache-mb": 1234})
+        meters.take(Resized(resolved, ("the automatic cache shrank",)))
+        assert meters.config.stream.cache_mb == 1234
+        assert meters.opened is not None
+        assert meters.opened.notes == ("the automatic cache shrank",)
+        assert meters.changes.last is None
 
     def test_changes_are_placed_among_the_tokens(self) -> None:
         meters, engine = self.opened()

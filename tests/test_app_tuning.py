@@ -24,7 +24,7 @@ from tuiwork.meters.tokens import TokenHistory
 from tuiwork.tuning import profiles
 from tuiwork.tuning.changes import Change, ChangeLog, effect_text, interval_text, measure
 from tuiwork.tuning.control import Tuner
-from tuiwork.tuning.knobs import BY_KEY, KNOBS, Knob, takes_live
+from tuiwork.tuning.knobs import BY_KEY, KNOBS, Knob, split_live
 from tuiwork.tuning.trial import Side, Trial
 from tuiwork.tuning.undo import UndoStack
 
@@ -68,10 +68,9 @@ class TestKnobs:
         assert BY_KEY[CACHE].turned(forced, -1, 8) == 14
 
     def test_knows_what_the_engine_takes_live(self) -> None:
-        assert takes_live(CACHE, 1500) and takes_live("sampling.temp", 1)
-        assert not takes_live("model.ctx", 1) and not takes_live("stream.dense-weights", "warm")
-        assert not takes_live(CACHE, "auto")
-        assert all(knob.reopens == (not takes_live(knob.key, 1)) for knob in KNOBS)
+        changes = {CACHE: "auto", "sampling.temp": 1, "model.ctx": 1}
+        assert split_live(changes) == ({CACHE: "auto", "sampling.temp": 1}, {"model.ctx": 1})
+        assert all(knob.reopens == bool(split_live({knob.key: 1})[1]) for knob in KNOBS)
 
     def test_lossy_knobs_are_marked(self) -> None:
         assert {knob.key for knob in KNOBS if knob.lossy} == {

@@ -174,3 +174,39 @@ def test_a_dense_graph_has_no_layers() -> None:
     graph.add("out", "MUL_MAT", graph.weight("output.weight"), graph.weight("norm.weight"))
     plan = graph.learn()
     assert plan.layers == [] and plan.dense_weights == ["norm.weight", "output.weight"]
+
+
+def embedded(graph: Graph, name: str = "token_embd.weight") -> str:
+    """A model's first node: the rows of the tokens, which are an input."""
+    graph._addresses.setdefault("inp_tokens", 0x99)
+    return graph.add("embd", "GET_ROWS", graph.weight(name), "inp_tokens")
+
+
+def test_a_weight_of_which_only_rows_are_read_by_token_is_told_apart() -> None:
+    graph = Graph()
+    graph.add("normed", "MUL", embedded(graph), graph.weight("norm.weight"))
+    graph.add("logits", "MUL_MAT", graph.weight("output.weight"), "normed")
+    plan = graph.learn()
+    assert plan.row_weights == ["token_embd.weight"]
+    assert plan.dense_weights == ["norm.weight", "output.weight"]
+
+
+@pytest.mark.parametrize("seen_through", ["", "VIEW", "RESHAPE"])
+def test_embeddings_that_are_the_output_too_are_read_whole(seen_through: str) -> None:
+    graph = Graph()
+    current, table = embedded(graph), "token_embd.weight"
+    if seen_through:
+        table = graph.add("table", seen_through, table)
+    graph.add("logits", "MUL_MAT", table, current)
+    plan = graph.learn()
+    assert plan.row_weights == [] and plan.dense_weights == ["token_embd.weight"]
+
+
+def test_rows_that_the_graph_itself_chooses_are_read_for_every_token() -> None:
+    graph = Graph()
+    ids, _ = routed(graph, 0)
+    graph.add("scales", "GET_ROWS", graph.weight("blk.0.scale"), ids)
+    graph.add("swapped", "GET_ROWS", "norm-0", graph.weight("blk.0.order"))
+    plan = graph.learn()
+    assert plan.row_weights == []
+    assert {"blk.0.scale", "blk.0.order"} <= set(plan.dense_weights)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import machine, opening
+from engine import machine, streaming
 from engine.session import Session
 from tests import gate
 from tests.gate import EVICTING, RESIDENT, Run
@@ -153,7 +153,7 @@ def test_a_system_that_does_not_move_memory(
     resident: Callable[..., Run],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(opening, "pages_can_move", lambda: False)
+    monkeypatch.setattr(streaming, "pages_can_move", lambda: False)
     streamed = gate.run(tiny_model(kind), EVICTING, poison=True)
     gate.assert_same(streamed, resident(kind))
     assert streamed.counts["evictions"] > gate.N_TOKENS

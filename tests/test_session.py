@@ -154,7 +154,7 @@ def test_a_prefix_is_not_computed_again(session: Session) -> None:
 
 @pytest.mark.parametrize(
     "changes",
-    [{"model.ctx": 64}, {"stream.dense-weights": "mmap"}, {"stream.cache-mb": "auto"}],
+    [{"model.ctx": 64}, {"stream.dense-weights": "mmap"}],
 )
 def test_what_needs_reopening_is_refused_live(session: Session, changes: dict[str, object]) -> None:
     before = session.config

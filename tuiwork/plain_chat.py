@@ -34,8 +34,6 @@ def chat(config: RunConfig) -> int:
     """Open the model and chat until the user leaves; return the exit status."""
     with open_session(config) as session:
         console.note(chosen_line(session))
-        for line in session.notes:
-            console.note(line)
         conversation = Conversation(session)
         if not sys.stdin.isatty():
             return _answer_once(conversation, config)
@@ -49,6 +47,8 @@ class Conversation:
     def __init__(self, session: Session) -> None:
         self.session = session
         self._turns: list[dict[str, str]] = []
+        self._told: list[str] = []
+        self._tell_news()
         self._raw = session.config.run.raw or not session.model_info.has_chat_template
         if self._raw and not session.config.run.raw:
             console.note("This model has no chat template: it goes on from your text as it is.")
@@ -79,7 +79,15 @@ class Conversation:
             )
         console.write("\n")
         console.note(answer_line(answer))
+        self._tell_news()
         return answer
+
+    def _tell_news(self) -> None:
+        """What came up since the session was last asked, such as a cache that shrank."""
+        for line in self.session.notes:
+            if line not in self._told:
+                console.note(line)
+        self._told = list(self.session.notes)
 
 
 def after_bar(bar: ProgressBar) -> Callable[[str], None]:

@@ -16,7 +16,7 @@ import numpy as np
 from engine.model_file import ModelFile
 from engine.replay import replay
 from engine.traces import read_route_trace
-from tests.benchmarks.real_size import Bench, rate
+from tests.benchmarks.bench import Bench, rate
 
 FRACTIONS = (0.0, 0.5, 0.75, 1.0)
 

@@ -7,6 +7,7 @@ import subprocess
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 _V1 = Path("/sys/fs/cgroup/memory")
@@ -40,26 +41,42 @@ def memory_group(limit_mib: int | None) -> Iterator[Path | None]:
             time.sleep(0.1)
 
 
-def run_limited(
-    command: Sequence[str], limit_mib: int | None, timeout_s: float
-) -> tuple[str | None, str]:
-    """Run from a cold cache; (stdout, stderr), stdout None if it was not done in time."""
+def start(command: Sequence[str], group: Path | None) -> subprocess.Popen[str]:
+    """Start a command in a group, its output piped."""
+
+    def join() -> None:
+        if group is not None:
+            (group / "cgroup.procs").write_text(str(os.getpid()))
+
+    return subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=join
+    )
+
+
+@dataclass(frozen=True)
+class Finished:
+    """How a limited command ended."""
+
+    out: str | None
+    """What it printed; None: it was not done in time and was ended."""
+    err: str
+    """Its standard error, as far as it came."""
+    ended: float
+    """When, on the monotonic clock, which is the same for every process of the machine."""
+
+
+def run_limited(command: Sequence[str], limit_mib: int | None, timeout_s: float) -> Finished:
+    """Run from a cold cache. Raises RuntimeError if it fails by itself."""
     drop_page_cache()
     with memory_group(limit_mib) as group:
-
-        def join() -> None:
-            if group is not None:
-                (group / "cgroup.procs").write_text(str(os.getpid()))
-
-        process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, preexec_fn=join
-        )
+        process = start(command, group)
         try:
             out, err = process.communicate(timeout=timeout_s)
         except subprocess.TimeoutExpired:
+            ended = time.monotonic()
             process.kill()
-            process.communicate()
-            return None, f"not done after {timeout_s:.0f} s"
+            # What it wrote before is kept and comes with this.
+            return Finished(None, process.communicate()[1], ended)
     if process.returncode != 0:
-        raise RuntimeError(f"{' '.join(command)}\n{err}")
-    return out, err
+        raise RuntimeError(f"{' '.join(command)}: exit status {process.returncode}\n{err}")
+    return Finished(out, err, time.monotonic())

@@ -7,13 +7,8 @@ process of its own from a cold page cache, and prints ratios; absolute figures a
 from __future__ import annotations
 
 import argparse
-import json
 import shutil
-import subprocess
-import sys
-import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,36 +16,16 @@ from typing import Any
 import numpy as np
 
 from engine.model_file import ModelFile
-from tests.benchmarks.limits import drop_page_cache, run_limited
-
-WARM_UP = 10
-"""Tokens at the start of an answer that are not compared: the cache fills."""
-HEADROOM_MIB = 2200
-"""What a limit must leave beside the cache: dense weights, KV, compute buffers, the interpreter."""
-
-
-@dataclass
-class Bench:
-    """What every section needs."""
-
-    model: Path
-    trace: str
-    tokens: int
-    rounds: int
-
-    def cell(
-        self, settings: Sequence[str], limit_mib: int | None = None, timeout_s: float = 300
-    ) -> dict[str, Any] | None:
-        """Run one cell; None if it was not done in time."""
-        command = [sys.executable, "-m", "tests.benchmarks.cell", str(self.model), self.trace]
-        out, _ = run_limited([*command, str(self.tokens), *settings], limit_mib, timeout_s)
-        return None if out is None else dict(json.loads(out))
-
-
-def rate(cell: dict[str, Any], skip: int = WARM_UP) -> float:
-    """Tokens per second after the first `skip`, everything between tokens included."""
-    wall = np.array(cell["wall_ms"][skip:]) + np.array(cell["overhead_ms"][skip:])
-    return float(1000 * len(wall) / wall.sum())
+from tests.benchmarks.bench import (
+    HEADROOM_MIB,
+    WARM_UP,
+    Bench,
+    fio_mib_s,
+    hit_pct,
+    rate,
+    read_block_bytes,
+    read_rate,
+)
 
 
 def against_mapped(bench: Bench, limit_mib: int, timeout_s: float) -> None:
@@ -90,7 +65,7 @@ def against_mapped(bench: Bench, limit_mib: int, timeout_s: float) -> None:
         print(
             f"  memory: peak {cell['peak_anon_mib']:.0f} MiB anonymous, "
             f"budget + dense + KV + 400 = {allowed:.0f}; open {cell['open_s']:.1f} s, "
-            f"hits {_hit_pct(cell):.1f} %, reads {_read_rate(cell):.0f} MiB/s"
+            f"hits {hit_pct(cell):.1f} %, reads {read_rate(cell):.0f} MiB/s"
         )
 
 
@@ -103,15 +78,13 @@ def against_fio(bench: Bench, lanes: int) -> None:
     if shutil.which("fio") is None:
         print("reads: fio is not installed, nothing to compare with")
         return
-    file = ModelFile.open(bench.model)
-    bank = next(t for t in file.tensors.values() if len(t.shape) == 3)
-    block = bank.nbytes // bank.shape[2] // 4096 * 4096
+    block = read_block_bytes(bench.model)
     ratios, ours_all, theirs_all = [], [], []
     for _ in range(max(3, bench.rounds)):
-        theirs = _fio_mib_s(bench.model, block, lanes)
+        theirs = fio_mib_s(bench.model, block, lanes)
         cell = bench.cell(["stream.cache-mb=2000", f"stream.io-threads={lanes}"])
         assert cell is not None
-        ours = _read_rate(cell)
+        ours = read_rate(cell)
         ratios.append(ours / theirs)
         ours_all.append(ours)
         theirs_all.append(theirs)
@@ -135,7 +108,7 @@ def against_floor(bench: Bench, cache_mib: int) -> None:
         rests.append(float(np.median(wall - io - mgmt)) / floor)
         shares.append(float(np.median(mgmt) / np.median(wall)))
         floors.append(floor)
-        hits = _hit_pct(ours, tail)
+        hits = hit_pct(ours, tail)
     print(
         f"floor: resident {median(floors):.1f} ms/token; streamed at {hits:.1f} % hits: the rest "
         f"is {100 * median(rests):.1f} % of it ({', '.join(f'{100 * r:.1f}' for r in rests)}), "
@@ -146,7 +119,7 @@ def against_floor(bench: Bench, cache_mib: int) -> None:
 def opening(bench: Bench) -> None:
     """Open to first token of a short prompt, against the time the disk needs for the bytes."""
     for _ in range(bench.rounds):
-        rate_mib_s = _fio_mib_s(bench.model, 1 << 20, 4)
+        rate_mib_s = fio_mib_s(bench.model, 1 << 20, 4)
         cell = bench.cell(["stream.cache-mb=5800"])
         assert cell is not None
         read_mib = cell["dense_mib"] + cell["prefill_read_MiB"]
@@ -158,39 +131,12 @@ def opening(bench: Bench) -> None:
         )
 
 
-def _hit_pct(cell: dict[str, Any], part: slice = slice(WARM_UP, None)) -> float:
-    hits, misses = sum(cell["hits"][part]), sum(cell["misses"][part])
-    return float(100 * hits / max(1, hits + misses))
-
-
-def _read_rate(cell: dict[str, Any]) -> float:
-    """MiB/s while the callback waited for reads."""
-    read = sum(cell["read_bytes"][WARM_UP:]) / (1 << 20)
-    return float(read / max(sum(cell["io_ms"][WARM_UP:]) / 1000, 1e-9))
-
-
 def _kv_mib(bench: Bench) -> float:
     file = ModelFile.open(bench.model)
     heads = int(file.arch_value("attention.head_count_kv"))
     width = int(file.arch_value("attention.key_length", 128))
     layers = int(file.arch_value("block_count"))
     return float(2 * 2 * layers * heads * width * 4096 / (1 << 20))
-
-
-def _fio_mib_s(model: Path, block: int, depth: int) -> float:
-    drop_page_cache()
-    with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run(
-            [
-                *("fio", "--name=reads", f"--filename={model}", "--readonly", "--direct=1"),
-                *("--rw=randread", f"--bs={block}", f"--numjobs={depth}", "--ioengine=psync"),
-                *("--group_reporting", "--runtime=6", "--time_based", "--output-format=json"),
-            ],
-            capture_output=True,
-            check=True,
-            cwd=folder,
-        )
-    return float(json.loads(done.stdout)["jobs"][0]["read"]["bw_bytes"]) / (1 << 20)
 
 
 def main() -> None:

@@ -10,9 +10,10 @@ from cyclopts import Parameter
 from engine.header_checks import largest
 from tuiwork import console
 from tuiwork.settings import CommonFlags, switch
-from tuiwork.text import MIB, one_line, size, size_range
+from tuiwork.text import one_line, size, size_range
 
 if TYPE_CHECKING:
+    from engine.config import RunConfig
     from engine.model_file import ModelFile
 
 
@@ -28,9 +29,7 @@ def inspect(
     config = (common or CommonFlags()).resolve(model)
     from engine.model_file import ModelFile
 
-    facts = describe(
-        ModelFile.open(config.model.path), config.model.ctx, config.stream.cache_floor_mb
-    )
+    facts = describe(ModelFile.open(config.model.path), config)
     if json:
         console.write_json(facts)
     else:
@@ -38,15 +37,19 @@ def inspect(
     return 0
 
 
-def describe(file: ModelFile, ctx: int, floor_mib: int) -> dict[str, Any]:
+def describe(file: ModelFile, config: RunConfig) -> dict[str, Any]:
     """The facts of a model as `--json` has them; sizes are in bytes."""
     from engine.machine import memory
+    from engine.pressure import floor_bytes
 
-    experts = file.experts
-    ctx = ctx or largest(file.arch_value("context_length"))
+    experts, stream = file.experts, config.stream
+    ctx = config.model.ctx or largest(file.arch_value("context_length"))
     kv = kv_bytes(file, ctx)
     here = memory()
-    fits = max(0, here.available_bytes - experts.dense_bytes - (kv or 0) - floor_mib * MIB)
+    in_file = experts.row_bytes if stream.dense_weights == "anon" else 0
+    held = experts.dense_bytes - in_file + (kv or 0)
+    floor = floor_bytes(stream.cache_floor_mb, here.total_bytes)
+    fits = max(0, here.available_bytes - held - floor)
     return {
         "path": file.paths[0],
         "parts": len(file.paths),
@@ -63,6 +66,7 @@ def describe(file: ModelFile, ctx: int, floor_mib: int) -> dict[str, Any]:
         "token_demand_bytes": experts.token_demand_bytes,
         "layer_demand_bytes": experts.layer_demand_bytes,
         "dense_bytes": experts.dense_bytes,
+        "row_bytes": in_file,
         "ctx": ctx,
         "ctx_trained": file.arch_value("context_length"),
         "kv_bytes_estimate": kv,
@@ -129,13 +133,19 @@ def _print(facts: dict[str, Any]) -> None:
         ]
     kv = facts["kv_bytes_estimate"]
     rows += [
-        ("dense weights", size(facts["dense_bytes"])),
+        ("dense weights", _dense_line(facts)),
         ("KV cache", f"about {size(kv)} at {facts['ctx']} tokens" if kv else "unknown"),
         ("chat template", "yes" if facts["chat_template"] else "no: it completes raw text"),
         ("memory here", _memory_line(facts)),
         ("cache that fits", _cache_line(facts)),
     ]
     console.table(rows)
+
+
+def _dense_line(facts: dict[str, Any]) -> str:
+    rows = facts["row_bytes"]
+    left = f", of which {size(rows)} stay in the file (a token reads one row)" if rows else ""
+    return f"{size(facts['dense_bytes'])}{left}"
 
 
 def _memory_line(facts: dict[str, Any]) -> str:

@@ -211,7 +211,8 @@ def _run(
     )
     with open_session(config, options) as session:
         console.note(chosen_line(session))
-        for line in session.notes:
+        told = list(session.notes)
+        for line in told:
             console.note(line)
         answered = False
         try:
@@ -220,6 +221,9 @@ def _run(
             if as_json:
                 console.write_json(run_document(session, answer))
             console.note(answer_line(answer))
+            for line in session.notes:
+                if line not in told:
+                    console.note(line)
         finally:
             # Last, so that a full disk costs no answer; and what was measured until a failure is
             # worth keeping.

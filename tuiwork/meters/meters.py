@@ -6,7 +6,7 @@ event; neither touches a widget.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 
 import numpy as np
@@ -24,6 +24,7 @@ from engine.messages import (
     OpenFailed,
     OpenProgress,
     PromptProgress,
+    Resized,
     TokenRows,
 )
 from engine.policy import ColdRule
@@ -158,6 +159,10 @@ class Meters:
             self.context_used = event.context_used
         elif isinstance(event, LiveChanged):
             self._take_change(event)
+        elif isinstance(event, Resized):
+            self.config = event.resolved
+            if self.opened is not None:
+                self.opened = replace(self.opened, notes=event.notes)
         elif isinstance(event, Cleared):
             self.context_used = 0
         elif isinstance(event, (OpenFailed, EngineDied)):
@@ -208,8 +213,10 @@ class Meters:
         )
 
     def dense_bytes(self) -> float:
-        """The always-needed weights; NaN without a model."""
-        return float(self.opened.info.dense_bytes) if self.opened is not None else float("nan")
+        """The weights that every token needs whole; NaN without a model."""
+        if self.opened is None:
+            return float("nan")
+        return float(self.opened.info.dense_bytes - self.opened.info.row_bytes)
 
     def budget_bytes(self) -> int:
         """What experts may take; 0 is no cache. Before the first token the counters do not say."""

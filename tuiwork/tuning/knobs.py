@@ -15,17 +15,9 @@ StepFrom = Callable[[Any, int, RunConfig, int], Any]
 """(value now, -1 or 1, configuration, the model's own top-k) to the next value."""
 
 
-def takes_live(key: str, value: Any) -> bool:
-    """Whether the engine can change this between tokens. An automatic cache size needs opening."""
-    return is_live(key) and not (key == "stream.cache-mb" and isinstance(value, str))
-
-
 def split_live(changes: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """What the engine can change between tokens, and what needs the model opened again."""
-    live = {key: value for key, value in changes.items() if takes_live(key, value)}
-    if "stream.cache-mb" in changes and "stream.cache-mb" not in live:
-        # Said about the cache size that waits, it would make the one in force impossible.
-        live.pop("stream.force-cache", None)
+    live = {key: value for key, value in changes.items() if is_live(key)}
     return live, {key: value for key, value in changes.items() if key not in live}
 
 
