@@ -19,8 +19,8 @@ from engine.ggml import Tensor
 from engine.graph import GraphPlan
 from engine.mapping import ShardMapping
 from engine.model_file import ModelFile
+from engine.node_values import matrix_at
 from engine.router_matrix import Floats, RouterMatrix, likeliest, router_matrix
-from engine.tensor_views import matrix_at
 
 MOST_UNDER_WAY = 4
 """Experts of one token being read ahead beyond which no more are begun: the disk is behind."""

@@ -20,7 +20,8 @@ from engine.errors import GraphChanged
 from engine.ggml import AbortFlag, Tensor, llama
 from engine.graph import Node
 from engine.loading import ExpertLoader
-from engine.routing import ExpertRouter, Mark, Role
+from engine.marks import Mark, Role
+from engine.routing import ExpertRouter
 
 
 class GraphCapture:

@@ -3,10 +3,17 @@
 Pure numpy. Arrays are tokens by slots; a routing's share is its weight over the routing's total.
 A resident expert costs no read, so leaving it out would buy nothing: only experts that are not in
 memory ("cold") and that the router gave little ("weak") are ever left out or replaced.
+
+Decoding asks for one token at a time, once per layer, and a handful of numbers costs an array more
+than it costs a list. `weak_slots` and `drop_slots` are the array functions for one token, to the
+last bit: numbers come as lists of float32 values, and what the arrays would round is rounded.
 """
 
 from __future__ import annotations
 
+import math
+from array import array
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,6 +78,74 @@ def drop(ids: Ids, weights: Floats, dropped: Mask, *, renormalise: bool) -> None
     if renormalise:
         after = weights.sum(axis=1, keepdims=True)
         weights *= np.divide(before, after, out=np.ones_like(after), where=after != 0)
+
+
+def weak_slots(
+    ids: Sequence[int], weights: Sequence[float], resident: Sequence[bool], threshold: float
+) -> tuple[list[int], float] | None:
+    """One token's slots that may go, and what share of its routing they have together.
+
+    What `weak_and_cold` and `spare_shared_reads` say together, where the routing's total is an
+    ordinary positive number. None where it is not: ask those.
+    """
+    if all(resident):
+        return [], 0.0
+    total = _total(weights)
+    if not 0.0 < total < math.inf:
+        return None
+    (limit,) = _float32([threshold])
+    parts = _float32([weight / total for weight in weights])
+    strongest = weights.index(max(weights))
+    weak = [
+        slot
+        for slot, part in enumerate(parts)
+        if part < limit and not resident[slot] and slot != strongest
+    ]
+    if weak and len(set(ids)) < len(ids):
+        kept = {expert for slot, expert in enumerate(ids) if slot not in weak}
+        weak = [slot for slot in weak if ids[slot] not in kept]
+    return weak, _total([parts[slot] for slot in weak]) if weak else 0.0
+
+
+def drop_slots(
+    ids: Sequence[int], weights: Sequence[float], slots: Sequence[int], *, renormalise: bool
+) -> tuple[list[int], list[float]]:
+    """`drop` for one token: the ids and weights without these slots, of which there are some."""
+    strongest = ids[weights.index(max(weights))]
+    new_ids, new_weights = list(ids), list(weights)
+    for slot in slots:
+        new_ids[slot], new_weights[slot] = strongest, 0.0
+    if renormalise:
+        after = _total(new_weights)
+        if after != 0:
+            (factor,) = _float32([_total(weights) / after])
+            new_weights = _float32([weight * factor for weight in new_weights])
+    return new_ids, new_weights
+
+
+def _total(values: Sequence[float]) -> float:
+    """The float32 sum, in numpy's order: eight at a time by pairs, and the rest one by one."""
+    if len(values) >= 16:
+        return float(np.add.reduce(np.array(values, np.float32)))
+    total = array("f", (0.0,))
+    if len(values) >= 8:
+        a, b, c, d, e, f, g, h = values[:8]
+        ab, cd, ef, gh = _float32((a + b, c + d, e + f, g + h))
+        abcd, efgh = _float32((ab + cd, ef + gh))
+        total[0] += abcd + efgh
+        values = values[8:]
+    for value in values:
+        total[0] += value
+    return total[0]
+
+
+def _float32(values: Iterable[float]) -> list[float]:
+    """Each rounded to the nearest float32.
+
+    Of one addition, multiplication or division of float32 values this makes what float32
+    arithmetic makes: a double is more than twice as long, so rounding twice does no harm.
+    """
+    return array("f", values).tolist()
 
 
 def substitutes(ids: Ids, ranking: Ids, replaced: Mask, resident: Mask) -> Ids:

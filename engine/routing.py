@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from enum import IntEnum
 from time import perf_counter_ns
 from typing import Protocol
 
@@ -26,34 +25,10 @@ from engine.graph import GraphPlan
 from engine.guessing import Guess, Guesser
 from engine.lanes import Read
 from engine.loading import ExpertLoader, StepCounters
+from engine.marks import Mark, Role
+from engine.node_values import ids_of_one, matrix_at, weights_at, weights_of_one
 from engine.policy import ColdRule
 from engine.prefetch_trial import PrefetchTrial
-from engine.tensor_views import matrix_at, weights_at
-
-
-class Role(IntEnum):
-    """What a learned node is to its layer, in the order in which they are computed."""
-
-    PROBABILITIES = 0
-    RANKING = 1
-    ROUTING = 2
-    RAW_WEIGHTS = 3
-    FINAL_WEIGHTS = 4
-    EXPERTS = 5
-
-
-@dataclass(frozen=True)
-class Mark:
-    """A learned node: what it is, and to which routed layer."""
-
-    role: Role
-    index: int
-    visit: bool = True
-    """Whether the graph stops there."""
-    stages: bool = False
-    """Whether the layer's experts are staged there, so that they may be used behind it."""
-    bank: int = 0
-    """Which of the layer's banks a node of experts multiplies by."""
 
 
 @dataclass(frozen=True)
@@ -199,10 +174,16 @@ class ExpertRouter:
         self._count_routed(index, len(used), used.size)
         if self._substitutes and self._rule_applies:
             self._substitute(index, used)
+        self._repeat_first(ids)
+        if self._waits_for_weights and self.plan.layers[index].final_weights:
+            self.step.mgmt_ns += perf_counter_ns() - started
+        else:
+            self._stage(index, used.ravel().tolist(), started)
+
+    def _repeat_first(self, ids: np.ndarray) -> None:
+        """Slots behind the live top-k weigh nothing; let them name an expert that is used."""
         if self.live_top_k:
             ids[:, self.live_top_k :] = ids[:, :1]
-        if not (self._waits_for_weights and self.plan.layers[index].final_weights):
-            self._stage(index, used.ravel().tolist(), started)
 
     def _used(self, ids: np.ndarray) -> np.ndarray:
         return ids[:, : self.live_top_k] if self.live_top_k else ids
@@ -260,18 +241,28 @@ class ExpertRouter:
         if self.live_top_k and layer.raw_weights == layer.final_weights:
             self._mask_tail(index, address)
         routing = Tensor.from_address(self._addresses[Role.ROUTING, index])
+        final = Tensor.from_address(address)
+        if self.routes is not None:
+            forced = self.routes.weights(index, routing.ne[1])
+            if forced is not None:
+                weights_at(final, (routing.ne[1], routing.ne[0]))[...] = forced
+            # A diagnostic's own work is not the engine's.
+            started = perf_counter_ns()
+        if self.observer is None and routing.ne[1] == 1:
+            experts = self._drop_from_one(index, routing, final)
+            if experts is not None:
+                if self.live_top_k:
+                    self._repeat_first(matrix_at(routing, ctypes.c_int32))
+                self._stage(index, experts, started)
+                return
         all_ids = matrix_at(routing, ctypes.c_int32)
         ids = self._used(all_ids)
-        all_weights = weights_at(Tensor.from_address(address), all_ids.shape)
-        if self.routes is not None:
-            forced = self.routes.weights(index, len(all_ids))
-            if forced is not None:
-                all_weights[...] = forced
-        weights = self._used(all_weights)
+        weights = self._used(weights_at(final, all_ids.shape))
         resident = self._resident(index, ids)
         ahead = np.isin(ids, list(self.loader.ahead.unrouted(index)))
         asked, made = ids.copy(), weights.copy()
         dropped = self._drop(index, ids, weights, resident)
+        self._repeat_first(all_ids)
         kept = ids if dropped is None else ids[~dropped]
         reads = self._stage(index, kept.ravel().tolist(), started)
         if self.observer is not None:
@@ -281,6 +272,34 @@ class ExpertRouter:
         is_resident = self.store.is_resident
         flags = [is_resident(index, expert) for expert in ids.ravel().tolist()]
         return np.array(flags, bool).reshape(ids.shape)
+
+    def _drop_from_one(self, index: int, routing: Tensor, final: Tensor) -> Sequence[int] | None:
+        """`_drop` for one token, without arrays: the experts to stage. None: do it with them."""
+        slots = min(self.live_top_k or routing.ne[0], routing.ne[0])
+        chosen = ids_of_one(routing, slots)
+        ids: list[int] = chosen[:]
+        rule = self.rule
+        if rule is None or rule.substitute or not self._rule_applies:
+            return ids
+        values = weights_of_one(final, routing.ne[0], slots)
+        if values is None:
+            return None
+        weights: list[float] = values[:]
+        is_resident = self.store.is_resident
+        resident = [is_resident(index, expert) for expert in ids]
+        weak = policy.weak_slots(ids, weights, resident, rule.threshold(slots))
+        if weak is None:
+            return None
+        self.counters.examined[index] += slots
+        dropped, mass = weak
+        if not dropped:
+            return ids
+        self._count_discarded(index, [ids[slot] for slot in dropped], mass)
+        self.counters.dropped[index] += len(dropped)
+        self.step.dropped += len(dropped)
+        left = policy.drop_slots(ids, weights, dropped, renormalise=rule.renormalise)
+        chosen[:], values[:] = left[0], left[1]  # type: ignore[assignment]  # plain numbers go in
+        return [expert for slot, expert in enumerate(ids) if slot not in dropped]
 
     def _drop(
         self, index: int, ids: np.ndarray, weights: np.ndarray, resident: np.ndarray
@@ -292,15 +311,16 @@ class ExpertRouter:
         candidates = policy.weak_and_cold(weights, resident, rule.threshold(ids.shape[1]))
         dropped = policy.spare_shared_reads(ids, candidates)
         if dropped.any():
-            self._count_discarded(index, ids[dropped], policy.shares(weights)[dropped])
+            lost = policy.shares(weights)[dropped]
+            self._count_discarded(index, ids[dropped].tolist(), float(lost.sum()))
             self.counters.dropped[index] += int(dropped.sum())
             self.step.dropped += int(dropped.sum())
             policy.drop(ids, weights, dropped, renormalise=rule.renormalise)
         return dropped
 
-    def _count_discarded(self, index: int, experts: np.ndarray, lost: np.ndarray) -> None:
-        self.store.counters.last_discarded[index, experts] = self.store.clock
-        mass = float(lost.sum())
+    def _count_discarded(self, index: int, experts: Sequence[int], mass: float) -> None:
+        for expert in experts:
+            self.store.counters.last_discarded[index, expert] = self.store.clock
         self.step.mass_discarded += mass
         self.counters.mass_discarded_ppb[index] += round(mass * 1e9)
 
@@ -309,22 +329,27 @@ class ExpertRouter:
         places = [self._addresses.get((role, index)) for role in (Role.RANKING, Role.PROBABILITIES)]
         if rule is None or places[0] is None or places[1] is None or not ids.size:
             return
+        self.counters.examined[index] += ids.size
+        resident = self._resident(index, ids)
+        if resident.all() and self.observer is None:
+            return
         ranking = matrix_at(Tensor.from_address(places[0]), ctypes.c_int32)
         probabilities = matrix_at(Tensor.from_address(places[1]), ctypes.c_float)
         values = np.take_along_axis(probabilities, ids, axis=1)
         if self.plan.layers[index].softmax_after:
             values = np.exp(values - values.max(axis=1, keepdims=True))
-        self.counters.examined[index] += ids.size
-        weak = policy.weak_and_cold(
-            values, self._resident(index, ids), rule.threshold(ids.shape[1])
-        )
+        weak = policy.weak_and_cold(values, resident, rule.threshold(ids.shape[1]))
         weak = policy.spare_shared_reads(ids, weak)
+        if self.observer is None and not weak.any():
+            return
         everyone = np.arange(self.store.layers[index].n_expert)[None]
         chosen = policy.substitutes(ids, ranking, weak, self._resident(index, everyone)[0])
         replaced = chosen >= 0
-        self._substituted[index] = (ids.copy(), chosen)
+        if self.observer is not None:
+            self._substituted[index] = (ids.copy(), chosen)
         if replaced.any():
-            self._count_discarded(index, ids[replaced], policy.shares(values)[replaced])
+            lost = policy.shares(values)[replaced]
+            self._count_discarded(index, ids[replaced].tolist(), float(lost.sum()))
             self.counters.substituted[index] += int(replaced.sum())
             self.step.substituted += int(replaced.sum())
             ids[...] = np.where(replaced, chosen, ids)

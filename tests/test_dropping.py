@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -138,6 +139,13 @@ def test_leaving_all_but_the_strongest_out_is_a_top_1_model(
         mask[np.arange(len(weights)), weights.argmax(axis=1)] = False
         return mask
 
+    def all_but_strongest_slot(
+        _ids: object, weights: list[float], _resident: object, _threshold: float
+    ) -> tuple[list[int], float]:
+        strongest = weights.index(max(weights))
+        return [slot for slot in range(len(weights)) if slot != strongest], 0.0
+
+    monkeypatch.setattr(policy, "weak_slots", all_but_strongest_slot)
     monkeypatch.setattr(policy, "weak_and_cold", all_but_strongest)
     monkeypatch.setattr(policy, "spare_shared_reads", lambda _ids, mask: mask)
     settings = FULL | {
@@ -202,7 +210,19 @@ def test_mass_is_kept_per_routing(tiny_model: TinyModel, monkeypatch: pytest.Mon
         rows = dropped.nonzero()[0]
         assert (ids[dropped] == strongest[rows]).all()
 
+    original_of_one = policy.drop_slots
+
+    def checking_one(
+        ids: list[int], weights: list[float], slots: list[int], **rest: bool
+    ) -> tuple[list[int], list[float]]:
+        new_ids, new_weights = original_of_one(ids, weights, slots, **rest)
+        strongest = ids[weights.index(max(weights))]
+        checked.append(abs(sum(new_weights) / sum(weights) - 1))
+        assert all(new_weights[slot] == 0 and new_ids[slot] == strongest for slot in slots)
+        return new_ids, new_weights
+
     monkeypatch.setattr(policy, "drop", checking)
+    monkeypatch.setattr(policy, "drop_slots", checking_one)
     for kind in KINDS:
         gate.run(tiny_model(kind), EVICTING | FULL, PROMPT, n_tokens=32)
     assert len(checked) > 200
@@ -287,3 +307,31 @@ def test_the_dynamic_replay_is_what_the_engine_does(
     assert sum(row.misses for row in rows) * entry / len(rows) == pytest.approx(
         point.read_mib_per_token
     )
+
+
+@pytest.mark.parametrize("observed", [False, True])
+def test_fewer_experts_live_and_dropping_use_nothing_unloaded(
+    observed: bool, tiny_model: TinyModel, tmp_path: Path
+) -> None:
+    """Where selection is biased, the first slot need not be the strongest, and may be dropped."""
+    trace: dict[str, Any] = {"route_trace": tmp_path / "routes.csv"} if observed else {}
+
+    def fewer(session: Session, n: int) -> None:
+        if n == 1:
+            session.set_live({"routing.n-expert-used": 2})
+
+    def run(poison: bool) -> gate.Run:
+        return gate.run(
+            tiny_model("tiny-sigmoid"),
+            EVICTING | FULL,
+            PROMPT,
+            between=fewer,
+            poison=poison,
+            **trace,
+        )
+
+    poisoned, plain = run(True), run(False)
+    assert poisoned.counts["dropped"] > gate.N_TOKENS
+    logits = np.stack(poisoned.logits[0])
+    assert np.isfinite(logits).all() and (logits.std(axis=1) > 0.1).all()
+    assert np.array_equal(logits, np.stack(plain.logits[0]))

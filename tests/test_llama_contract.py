@@ -19,9 +19,9 @@ from engine.config import RunConfig
 from engine.ggml import Tensor, llama
 from engine.mapping import load_model
 from engine.model_file import ModelFile
+from engine.node_values import matrix_at
 from engine.open_model import OpenModel
 from engine.opening import open_model
-from engine.tensor_views import matrix_at
 
 TinyModel = Callable[..., Path]
 TASKS = Path("/proc/self/task")

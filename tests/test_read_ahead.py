@@ -14,9 +14,10 @@ import pytest
 from engine.demo import DEMO_MODEL
 from engine.errors import ReadError
 from engine.guessing import Guesser
+from engine.marks import Role
 from engine.prefetch_trial import BLOCK, BLOCKS, FIRST_TOKENS, PrefetchTrial
 from engine.router_matrix import RouterMatrix, RouterPlan, likeliest
-from engine.routing import ExpertRouter, Role
+from engine.routing import ExpertRouter
 from engine.session import Session
 from engine.traces import HIT, MISS, PREFETCHED, read_route_trace
 from tests import gate

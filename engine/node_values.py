@@ -1,4 +1,4 @@
-"""Tensors of the graph that is computed now, as arrays over their own memory."""
+"""The numbers of computed nodes, where llama.cpp keeps them: reading and writing them in place."""
 
 from __future__ import annotations
 
@@ -28,3 +28,18 @@ def weights_at(tensor: Tensor, shape: tuple[int, ...]) -> np.ndarray:
     if (tensor.ne[0], tensor.ne[1]) == (slots, tokens):
         return matrix_at(tensor, ctypes.c_float)
     return matrix_at(tensor, ctypes.c_float, rows=2, columns=1)
+
+
+def ids_of_one(tensor: Tensor, used: int) -> ctypes.Array[ctypes.c_int32]:
+    """The first ids of a routing of one token, in place."""
+    # They lie side by side whatever the strides of the view are.
+    return (ctypes.c_int32 * used).from_address(tensor.data)
+
+
+def weights_of_one(tensor: Tensor, slots: int, used: int) -> ctypes.Array[ctypes.c_float] | None:
+    """The first of one token's `slots` weights, in place; None where they have gaps."""
+    ne, nb = tensor.ne, tensor.nb
+    stride = nb[0] if ne[0] == slots else nb[1] if (ne[0], ne[1]) == (1, slots) else 0
+    if stride != ctypes.sizeof(ctypes.c_float):
+        return None
+    return (ctypes.c_float * used).from_address(tensor.data)
