@@ -32,6 +32,11 @@ class Bank:
             return self.slice_bytes
         return max(0, page_floor(self.slice_bytes) - PAGE)
 
+    @property
+    def edge_bytes(self) -> int:
+        """Bytes of the bank's own pages that belong to no slice's core."""
+        return self.inside_last - self.inside_first - self.n_expert * self.core_bytes
+
     def core_first(self, expert: int) -> int:
         """Where the `core_bytes` of an expert begin."""
         return page_ceil(self.offset + expert * self.slice_bytes)

@@ -1,13 +1,14 @@
 """What the next layer will probably route to, guessed while the present one computes.
 
 The next layer's own router is applied to what the present layer's router saw
-(`engine.router_matrix`). Decoding, a guess names as many experts as a token routes to; for a
+(`engine.router_matrix`). Decoding, a guess names most of the experts that a token routes to; for a
 prompt's batch it names all that its tokens will probably need, in the order of the file.
 """
 
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ from engine.router_matrix import Floats, RouterMatrix, likeliest, router_matrix
 
 MOST_UNDER_WAY = 4
 """Experts of one token being read ahead beyond which no more are begun: the disk is behind."""
+
+GUESSED_SHARE = 0.75
+"""Of a token's experts, those that are guessed: the weakest are named right too seldom."""
 
 LARGEST_SAMPLE = 64
 """Tokens of a batch from which its experts are guessed: more would name hardly any others."""
@@ -77,14 +81,24 @@ class Guesser:
         if n_tokens > LARGEST_SAMPLE:
             inputs = inputs[:: -(-n_tokens // LARGEST_SAMPLE)]
 
+        sure = math.ceil(GUESSED_SHARE * top_k)
+
         def name() -> Sequence[int]:
             named = likeliest(following.scores(inputs), top_k)
             if forced is not None:
                 named = list(forced)
-            return named if n_tokens == 1 else sorted(named)
+            return named[:sure] if n_tokens == 1 else sorted(named)
 
         most = MOST_UNDER_WAY if n_tokens == 1 else len(following.matrix)
         return Guess(index + 1, name, most)
+
+    def ranked_next(self, index: int, routing: int, top_k: int) -> list[int] | None:
+        """All `top_k` that the next layer would be guessed to route to; None: not guessable."""
+        if not self._can_guess(index):
+            return None
+        following = self._routers[index + 1]
+        assert following is not None
+        return likeliest(following.scores(self.router_input(index, routing)), top_k)
 
     def same_layer(self, index: int, routing: int, top_k: int) -> list[int]:
         """What the layer itself routes to: the control, which must always be right."""

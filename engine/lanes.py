@@ -20,6 +20,7 @@ from typing import NamedTuple
 from engine.counters import LATENCY_BUCKETS, LaneCounters
 from engine.errors import ReadError
 from engine.mapping import PAGE, ShardMapping, move_pages, page_floor
+from engine.scheduling import ask_for_short_slices
 
 _O_DIRECT = getattr(os, "O_DIRECT", 0)
 
@@ -243,6 +244,7 @@ class Lanes:
         self._own_fds = []
 
     def _run_lane(self, lane: int) -> None:
+        ask_for_short_slices()
         fds = self._open_all()
         try:
             while self._wake.get():

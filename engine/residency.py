@@ -8,9 +8,11 @@ does not go, so the budget bounds memory for real.
 The callback's thread owns this module's objects; nothing here takes a lock.
 
 Pages: a slice's first and last page may also hold a neighbour's bytes. Reads fetch whole pages,
-and the neighbour's bytes in them are the file's true bytes. Eviction gives a shared page back only
-when the neighbour is not resident either. Pages that a bank shares with other tensors at its two
-ends belong to no entry and always stay.
+and the neighbour's bytes in them are the file's true bytes. Where those edges of all slices weigh
+little beside the budget, they stay in memory once they were there: giving a page back and taking it
+anew costs more than it holds, for the thread that does it and for those that compute. Elsewhere
+eviction gives a shared page back when the neighbour is not resident either. Pages that a bank
+shares with other tensors at its two ends belong to no entry and always stay.
 """
 
 from __future__ import annotations
@@ -24,6 +26,9 @@ from engine.experts import ExpertLayer, ExpertTag
 from engine.lanes import Move, Read, Release
 from engine.mapping import ShardMapping, page_ceil, page_floor
 from engine.retention import Retention
+
+_EDGES_OF_BUDGET = 16
+"""The edges of all slices stay in memory where they weigh at most this part of the budget."""
 
 
 class ExpertCache(ExpertStore):
@@ -44,6 +49,8 @@ class ExpertCache(ExpertStore):
         self._budget = budget_bytes
         self._resident = 0
         self._moves_pages = moves_pages
+        self._edge_bytes = sum(bank.edge_bytes for layer in self.layers for bank in layer.banks)
+        self._keeps_edges = self._may_keep_edges()
         self._gone: list[tuple[int, int]] = []
         self._retention = Retention(len(self.layers), self.n_expert)
         self._hits = self.counters.hits.reshape(-1).data
@@ -69,6 +76,9 @@ class ExpertCache(ExpertStore):
         """Change the budget between tokens; what no longer fits goes at once."""
         self._budget = budget_bytes
         self._retention.nothing_in_use()
+        if self._keeps_edges and not self._may_keep_edges():
+            self._keeps_edges = False
+            self._release_edges()
         self._make_room()
         self._release_now()
 
@@ -139,6 +149,17 @@ class ExpertCache(ExpertStore):
                 self._drop(index, expert)
         self._release_now()
 
+    def _may_keep_edges(self) -> bool:
+        return self._moves_pages and self._edge_bytes * _EDGES_OF_BUDGET <= self._budget
+
+    def _release_edges(self) -> None:
+        """Give the edges of all absent slices back, once."""
+        for index, layer in enumerate(self.layers):
+            for expert in range(layer.n_expert):
+                if not self.is_resident(index, expert):
+                    self._give_up_memory(index, expert)
+        self._release_now()
+
     def _make_room(self, n_bytes: int = 0) -> bool:
         """Evict until `n_bytes` more fit; whether they do, beside what may not leave."""
         while self._resident + n_bytes > self._budget:
@@ -153,8 +174,13 @@ class ExpertCache(ExpertStore):
     def _drop(self, index: int, expert: int) -> None:
         """Give up the memory of an entry that no longer counts as resident."""
         self._resident -= self._entry_bytes[index]
+        self._state[index * self.n_expert + expert] = ABSENT
+        self._give_up_memory(index, expert)
+        if self.poison:
+            self._gone.append((index, expert))
+
+    def _give_up_memory(self, index: int, expert: int) -> None:
         resident, key = self._retention.resident, index * self.n_expert + expert
-        self._state[key] = ABSENT
         before = resident[key - 1] if expert else 0
         after = resident[key + 1] if expert + 1 < self.n_expert else 0
         for bank in self.layers[index].banks:
@@ -162,11 +188,11 @@ class ExpertCache(ExpertStore):
             end = start + bank.slice_bytes
             first = max(page_ceil(start) if before else page_floor(start), bank.inside_first)
             last = min(page_floor(end) if after else page_ceil(end), bank.inside_last)
+            if self._keeps_edges:
+                first, last = bank.core_first(expert), bank.core_first(expert) + bank.core_bytes
             if first < last:
                 core = bank.core_first(expert), bank.core_bytes
                 self._releases.append(Release(bank.shard, first, last, *core))
-        if self.poison:
-            self._gone.append((index, expert))
 
     def _into_freed_memory(self, index: int, reads: list[Read]) -> list[Read]:
         """Pair reads with slices of the same size that were evicted for them."""

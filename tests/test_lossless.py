@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import machine, streaming
+from engine import machine, residency, streaming
 from engine.session import Session
 from tests import gate
 from tests.gate import EVICTING, RESIDENT, Run
@@ -144,6 +144,37 @@ def test_reading_changes_between_tokens(
     streamed = gate.run(tiny_model("tiny"), EVICTING, poison=True, between=change)
     gate.assert_same(streamed, resident("tiny"))
     assert streamed.counts["used_ahead"] > 0 and streamed.counts["apart"] > 0
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_edges_that_stay_and_are_given_back(
+    kind: str,
+    tiny_model: TinyModel,
+    resident: Callable[..., Run],
+    slow_disk: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As with a large model: pages between slices stay, until the budget is too small for that."""
+    kept: list[bool] = []
+
+    def change(session: Session, n: int) -> None:
+        cache = session._opened.store
+        assert isinstance(cache, residency.ExpertCache)
+        if n == 1:
+            limit = 1.5 * 2**20 / cache._edge_bytes
+            monkeypatch.setattr(residency, "_EDGES_OF_BUDGET", limit)
+        if n % 12 == 0:
+            session.set_live({"stream.cache-mb": 1 + n // 12 % 2})
+        if n % 24 == 0:
+            cache._keeps_edges = cache._may_keep_edges()
+        kept.append(cache._keeps_edges)
+
+    settings = {"stream.cache-mb": 2, "stream.force-cache": True, "stream.prefetch": "on"}
+    monkeypatch.setattr(residency, "_EDGES_OF_BUDGET", 0)
+    streamed = gate.run(tiny_model(kind), settings, poison=True, between=change)
+    gate.assert_same(streamed, resident(kind))
+    assert True in kept and False in kept
+    assert streamed.counts["moved"] > gate.N_TOKENS
 
 
 @pytest.mark.parametrize("kind", ["tiny", "tiny-mixed"])
