@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from engine.config import AUTO, RunConfig, require_valid
+from engine.config import AUTO, RunConfig, is_live, require_valid
 from engine.errors import InputError, TuiworkError
 from engine.model_file import ModelFile
 from engine.quality_corpus import Corpus, Window, begin_token, cut_windows, text_tokens
@@ -301,8 +301,10 @@ def settled(session: Session) -> RunConfig:
         "stream.cache-mb": cache_mb,
         # An automatic cache may be smaller than is allowed to be asked for: all experts fit.
         "stream.force-cache": True,
+        # What is read must depend on the routings alone.
+        "stream.prefetch": "off",
     }
-    session.set_live({key: changes[key] for key in ("stream.cache-mb", "stream.force-cache")})
+    session.set_live({key: changes[key] for key in changes if is_live(key)})
     return session.config.replace(changes)
 
 

@@ -19,9 +19,7 @@ from engine.config import (
     SETTINGS,
     SMALLEST_CACHE_MIB,
     RunConfig,
-    check_value,
     get,
-    is_live,
     require_valid,
 )
 from engine.errors import InputError, ReadError
@@ -36,12 +34,20 @@ from engine.session import Session
 from engine.sizing import default_threads
 from engine.telemetry import MIB
 from engine.tune_bench import Bench, Stopped
-from engine.tune_knobs import LANES, OVERLAP, THREADS, Place, knobs, start_settings
+from engine.tune_knobs import (
+    LANES,
+    OVERLAP,
+    PREFETCH,
+    THREADS,
+    Place,
+    knobs,
+    start_settings,
+)
 from engine.tune_search import Cell, Rules, Search
 
 Progress = Callable[[str, float], None]
 
-MEASURED = (LANES, OVERLAP, THREADS)
+MEASURED = (LANES, OVERLAP, PREFETCH, THREADS)
 """Settings of every profile that tuning writes."""
 
 FEWEST_TOKENS = 16
@@ -196,7 +202,7 @@ class TuneRun:
         config = settled(session)
         experts = self._file.experts.expert_bytes
         notes = [*self._notes, *session.notes]
-        can_overlap = _can_overlap(session, self._config)
+        can_overlap = _can(OVERLAP, session, self._config)
         if not can_overlap and self._config.stream.overlap != "off":
             notes.append("overlap was not tried: reads and compute do not overlap here")
         place = Place(
@@ -206,6 +212,7 @@ class TuneRun:
             overlap=overlap,
             can_overlap=can_overlap,
             everything_fits=int(config.stream.cache_mb) * MIB >= experts,
+            can_prefetch=_can(PREFETCH, session, self._config),
         )
         lossy = self._plan.rules.max_kl is not None
         start = start_settings(self._config, place)
@@ -267,13 +274,11 @@ class TuneRun:
         self._learned(result)
 
 
-def _can_overlap(session: Session, config: RunConfig) -> bool:
-    """Whether overlap works here when it is asked for: the engine says so itself."""
-    if check_value(SETTINGS[OVERLAP], "on") is not None or not is_live(OVERLAP):
-        return False
-    session.set_live({OVERLAP: "on"})
-    found = bool(get(session.resolved, OVERLAP) == "on")
-    session.set_live({OVERLAP: get(config, OVERLAP)})
+def _can(key: str, session: Session, config: RunConfig) -> bool:
+    """Whether something works here when it is asked for: the engine says so itself."""
+    session.set_live({key: "on"})
+    found = bool(get(session.resolved, key) == "on")
+    session.set_live({key: get(config, key)})
     return found
 
 

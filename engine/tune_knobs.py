@@ -12,6 +12,7 @@ DROP_FRACTIONS = (0.25, 0.5, 0.625, 0.75, 0.875, 1.0)
 MOST_LANES = 64
 
 LANES, THREADS, OVERLAP = "stream.io-threads", "model.threads", "stream.overlap"
+PREFETCH = "stream.prefetch"
 FRACTION = "routing.drop-cold-experts"
 
 
@@ -31,6 +32,8 @@ class Place:
     """Whether the engine can overlap reads and compute on this model."""
     everything_fits: bool
     """Whether the cache holds all experts, so that hardly anything is read."""
+    can_prefetch: bool = False
+    """Whether the engine can read the next layer ahead on this model."""
 
 
 def start_settings(config: RunConfig, place: Place) -> dict[str, object]:
@@ -40,7 +43,9 @@ def start_settings(config: RunConfig, place: Place) -> dict[str, object]:
         lanes = place.good_lanes
     threads = config.model.threads if is_set(config, THREADS) else place.cores
     overlap = config.stream.overlap if is_set(config, OVERLAP) else place.overlap
-    return {LANES: lanes, OVERLAP: overlap, THREADS: threads, FRACTION: 0.0}
+    # Not `auto`: a cell must do one or the other all the time.
+    prefetch = config.stream.prefetch if is_set(config, PREFETCH) else "off"
+    return {LANES: lanes, OVERLAP: overlap, PREFETCH: prefetch, THREADS: threads, FRACTION: 0.0}
 
 
 def is_set(config: RunConfig, key: str) -> bool:
@@ -51,12 +56,14 @@ def is_set(config: RunConfig, key: str) -> bool:
 
 
 def knobs(config: RunConfig, start: dict[str, object], place: Place, *, lossy: bool) -> list[Knob]:
-    """What to try, in this order: lanes, overlap, threads, and last what changes answers."""
+    """What to try: lanes, overlap, prefetch, threads, and last what changes answers."""
     found = []
     if not is_set(config, LANES) and not place.everything_fits:
         found.append(Knob(LANES, lane_ladders(int(str(start[LANES])))))
     if not is_set(config, OVERLAP) and place.can_overlap and not place.everything_fits:
         found.append(Knob(OVERLAP, (("off" if place.overlap == "on" else "on",),)))
+    if not is_set(config, PREFETCH) and place.can_prefetch and not place.everything_fits:
+        found.append(Knob(PREFETCH, (("on",),)))
     if not is_set(config, THREADS):
         found.append(Knob(THREADS, thread_ladders(int(str(start[THREADS])), place.cpus)))
     if lossy and not place.everything_fits:

@@ -136,7 +136,7 @@ class TestTuning:
     async def test_what_cannot_change_live_waits_and_reopens(self) -> None:
         async with workbench() as (app, engine, pilot):
             await pilot.press("f3")
-            await pilot.press(*["down"] * 12, "right")
+            await pilot.press(*["down"] * 14, "right")
             await pilot.pause(0.6)
             assert app.tuner.waiting == {"model.ctx": 8192}
             assert "waits" in screen_text(app)
@@ -519,7 +519,7 @@ class TestRealEngine:
             await until(pilot, lambda: app.meters.opened is not None)
             app.workbench.chat.composer.put("hello there")
             await pilot.press("enter")
-            await until(pilot, lambda: app.meters.tokens.n_rows > 20)
+            await until(pilot, lambda: app.meters.tokens.n_rows > 60)
             await pilot.press("f6")
             await until(pilot, lambda: bool(app.meters.changes.changes))
             await until(pilot, lambda: not app.busy)

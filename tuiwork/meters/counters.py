@@ -34,6 +34,23 @@ class Counters(Protocol):
 
 
 @dataclass(frozen=True)
+class AheadTotals:
+    """Experts that were read before they were routed to (engine.counters.GuessCounters)."""
+
+    read: int
+    used: int
+    late: int
+
+    @classmethod
+    def of(cls, counters: Counters) -> AheadTotals | None:
+        """What they say now; None where nothing was read ahead."""
+        if "guess_read" not in counters or not counters["guess_read"].any():
+            return None
+        read, used, late = (int(counters[f"guess_{n}"].sum()) for n in ("read", "used", "late"))
+        return cls(read, used, late)
+
+
+@dataclass(frozen=True)
 class Totals:
     """The cache as a whole at one moment (engine.counters.StoreCounters)."""
 
@@ -44,6 +61,7 @@ class Totals:
     resident_bytes: int
     budget_bytes: int
     io_ns: int
+    stall_ns: int
     mgmt_ns: int
     reads: int
     read_bytes: int

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from engine.counters import Counts
-from tuiwork.meters.counters import latency_ms
+from tuiwork.meters.counters import AheadTotals, latency_ms
 from tuiwork.meters.glyphs import bar, chart, figure, nice_top, significant, spark
 from tuiwork.meters.meters import lanes_in_flight
 from tuiwork.panels.panel import Line, Panel, fitting, line_width
@@ -20,7 +20,9 @@ class LanesPanel(Panel):
     HELP = (
         "Each lane is a thread that reads experts from the disk: MiB/s over the last second, its "
         "history, reads per second, and how long a read takes (median and 99th percentile). "
-        "The total stands against what the disk can give, once that was measured."
+        "The total stands against what the disk can give, once that was measured. Ahead: experts "
+        "that were read while the layer before was computed (prefetch), and how many of them were "
+        "used."
     )
 
     def lines(self, width: int, height: int) -> list[Line]:
@@ -76,6 +78,11 @@ class LanesPanel(Panel):
         ]
         if all_lanes is not None:
             parts.append(_latencies(all_lanes, "p50 ", "p99 ", " ms"))
+        counters = self.meters.counters
+        ahead = AheadTotals.of(counters) if counters is not None else None
+        if ahead is not None:
+            used = f"{100 * ahead.used / ahead.read:.0f} %"
+            parts.append([("ahead ", "dim"), (f"{ahead.read}", "strong"), (f" {used} used", "dim")])
         return fitting(parts, width, "   ")
 
     def _history(self, width: int, height: int) -> list[Line]:

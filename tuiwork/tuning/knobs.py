@@ -108,6 +108,8 @@ KNOBS: tuple[Knob, ...] = (
     Knob("routing.cold-policy", "cold, weak experts", choosing("drop", "substitute")),
     Knob("routing.drop-renorm", "keep the total weight", choosing(False, True)),
     Knob("routing.n-expert-used", "experts per token", top_k_step),
+    Knob("stream.overlap", "read while computing", choosing("auto", "on", "off")),
+    Knob("stream.prefetch", "read the next layer", choosing("auto", "on", "off")),
     Knob("sampling.temp", "temperature", by("sampling.temp", 0.1)),
     Knob("sampling.top-k", "top-k", by("sampling.top-k", 5)),
     Knob("sampling.top-p", "top-p", by("sampling.top-p", 0.05)),
@@ -123,6 +125,5 @@ KNOBS: tuple[Knob, ...] = (
         reopens=True,
     ),
     Knob("stream.o-direct", "past the page cache", choosing(False, True), reopens=True),
-    Knob("stream.overlap", "read while computing", choosing("auto", "off"), reopens=True),
 )
 BY_KEY = {knob.key: knob for knob in KNOBS}
