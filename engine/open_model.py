@@ -13,7 +13,7 @@ from engine.expert_store import ExpertStore
 from engine.experts import ExpertLayer, expert_layers
 from engine.ggml import AbortFlag, ThreadPool, llama
 from engine.graph import GraphPlan, learn
-from engine.guessing import Guesser
+from engine.guessing import Guesser, model_guesser
 from engine.hook import EvalHook, GraphCapture
 from engine.lanes import Lanes
 from engine.mapping import ShardMapping
@@ -119,7 +119,11 @@ class OpenModel:
         if self.layers != before:
             raise GraphChanged("the model computes with other experts than it was opened with")
         assert self.plan is not None
-        self.router.plan = self.plan
+        self.router.plan = self.router.loader.plan = self.plan
+        if self.guesser is not None:
+            guesses = self.router.guesser is self.guesser
+            self.guesser = model_guesser(self.plan, self.file, self.mappings)
+            self.router.guesser = self.guesser if guesses else None
         self.hook.install(self.router)
 
     def _prove_addresses(self, capture: GraphCapture, weights: dict[int, str]) -> None:

@@ -20,6 +20,9 @@ BLOCKS = 4
 
 TOKENS_BETWEEN_TRIALS = 480
 
+WORTH_IT = 0.99
+"""Below this part of the time without it, prefetch is kept: it costs reads and processor time."""
+
 
 class PrefetchTrial:
     """Decides for each decoded token; ask `prefetch`, then tell how long the token took."""
@@ -40,7 +43,8 @@ class PrefetchTrial:
             self._times[self.prefetch].append(wall_ms)
         self._place += 1
         if self._place == BLOCK * BLOCKS:
-            self.prefetch = median(self._times[True]) <= median(self._times[False])
+            with_it, without = median(self._times[True]), median(self._times[False])
+            self.prefetch = with_it < WORTH_IT * without
             self.begin_again(TOKENS_BETWEEN_TRIALS)
         elif self._place % BLOCK == 0:
             self.prefetch = not self.prefetch

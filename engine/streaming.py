@@ -91,14 +91,14 @@ def read_as_asked(opened: OpenModel, config: RunConfig) -> list[str]:
             "overlap is off: this model's graph has no names for the nodes that use its experts"
         )
     guesser = opened.guesser if config.stream.prefetch != "off" else None
-    router.guesser = guesser if guesser and guesser.n_guessable and lanes.count > 1 else None
+    understood = guesser is not None and guesser.n_guessable > 0
+    has_room = lanes.count > 1 and opened.store.budget_bytes > 0
+    router.guesser = guesser if understood and has_room else None
     router.trial = PrefetchTrial() if config.stream.prefetch == AUTO else None
     if config.stream.prefetch == "on" and router.guesser is None:
-        reason = (
-            "the way in which this model's router ranks experts is not understood"
-            if lanes.count > 1
-            else "it needs a second I/O lane (stream.io-threads)"
-        )
+        reason = "the way in which this model's router ranks experts is not understood"
+        if understood:
+            reason = "it needs a second I/O lane (stream.io-threads) and a cache"
         notes.append(f"prefetch is off: {reason}")
     return notes
 
