@@ -63,11 +63,18 @@ class Guesser:
         return len(pair) == 2 and None not in pair
 
     def next_layer(
-        self, index: int, routing: int, top_k: int, forced: Sequence[int] | None = None
+        self,
+        index: int,
+        routing: int,
+        top_k: int,
+        *,
+        least_share: float = 0.0,
+        forced: Sequence[int] | None = None,
     ) -> Guess | None:
         """Guess the layer after `index`, whose routing node at address `routing` is computed.
 
-        None where it cannot be guessed. `forced` replaces what is named, not the work for it.
+        None where it cannot be guessed. An expert whose share of the token's weight would be below
+        `least_share` is not named. `forced` replaces what is named, not the work for it.
         """
         if not self._can_guess(index):
             return None
@@ -84,7 +91,10 @@ class Guesser:
         sure = math.ceil(GUESSED_SHARE * top_k)
 
         def name() -> Sequence[int]:
-            named = likeliest(following.scores(inputs), top_k)
+            scores = following.scores(inputs)
+            named = likeliest(scores, top_k)
+            if n_tokens == 1 and least_share:
+                named = named[: following.n_above(least_share, scores[0, named])]
             if forced is not None:
                 named = list(forced)
             return named[:sure] if n_tokens == 1 else sorted(named)

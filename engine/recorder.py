@@ -10,6 +10,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
+from engine import policy
 from engine.config import SETTINGS, RunConfig, get
 from engine.diagnostics import Diagnostics, ForcedRoutes
 from engine.errors import InputError
@@ -233,11 +234,14 @@ class Recorder:
         assert self._routes is not None
         return self._routes.weights(self._prefill, self._phase_positions(n_tokens), index)
 
-    def guess(self, index: int) -> list[int]:
+    def guess(self, index: int, least_share: float) -> list[int]:
         """What guessing a forced routing would have named (`routing.Routes`)."""
         assert self._routes is not None
         positions = self._phase_positions(self._n_tokens)
         named = self._routes.guesses(self._prefill, positions, index)
+        weights = self._routes.weights(self._prefill, positions, index)
+        if least_share and weights is not None and len(named) == 1:
+            named = named[:, policy.shares(weights)[0] >= least_share]
         return list(dict.fromkeys(named.ravel().tolist()))
 
     def _phase_positions(self, n_rows: int) -> np.ndarray:

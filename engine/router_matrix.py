@@ -55,6 +55,17 @@ class RouterMatrix:
             values = _activated(values, self.plan.activation) + self.selection_bias
         return values
 
+    def n_above(self, share: float, ranked: Floats) -> int:
+        """How many of a token's experts weigh more than `share` of all its weight, from the first.
+
+        `ranked` are their scores, the highest first. A guess: the model may scale weights later.
+        """
+        if self.plan.activation == "UNARY":
+            weights = 1 / (1 + np.exp(-ranked))
+        else:
+            weights = np.exp(ranked - ranked[0])
+        return int(np.count_nonzero(weights >= share * weights.sum()))
+
 
 def likeliest(scores: Floats, top_k: int) -> list[int]:
     """The experts among the `top_k` highest of some token, those of most tokens first."""

@@ -60,7 +60,7 @@ class Routes(Protocol):
     def weights(self, index: int, n_tokens: int) -> np.ndarray | None:
         """Their final weights, or None to keep what the model makes of them."""
 
-    def guess(self, index: int) -> list[int]:
+    def guess(self, index: int, least_share: float) -> list[int]:
         """What a guess of the routing would have named, the likeliest first."""
 
 
@@ -214,18 +214,21 @@ class ExpertRouter:
 
     @property
     def _prefetches(self) -> bool:
-        # What is left out depends on what is in memory, which must not depend on time.
-        return self.guesser is not None and self.rule is None
+        # What is left out depends on what is in memory. That should not depend on time, unless
+        # somebody asks for it.
+        return self.guesser is not None and (self.rule is None or self.trial is None)
 
     def _next_guess(self, index: int) -> Guess | None:
         if not self._prefetches or not (self.prefill or self.trial is None or self.trial.prefetch):
             return None
         assert self.guesser is not None
+        top_k = self.live_top_k or self.top_k
+        least = self.rule.threshold(top_k) if self.rule is not None and self._rule_applies else 0.0
         forced = None
         if self.routes is not None and index + 1 < len(self.plan.layers):
-            forced = self.routes.guess(index + 1)
+            forced = self.routes.guess(index + 1, least)
         routing = self._addresses[Role.ROUTING, index]
-        return self.guesser.next_layer(index, routing, self.live_top_k or self.top_k, forced)
+        return self.guesser.next_layer(index, routing, top_k, least_share=least, forced=forced)
 
     def _mask_tail(self, index: int, address: int) -> None:
         """Leave the slots behind the live top-k out, as the model itself would with fewer."""

@@ -54,6 +54,7 @@ def main() -> None:
             session.generate(prompt, n_predict=arguments.tokens)
         answer = session.generate(prompt, n_predict=arguments.tokens, on_token=on_token)
         rows = [row for row in session.metrics.rows if row.turn == len(session.metrics.turns) - 1]
+        model = session.model_info
         print(
             json.dumps(
                 {
@@ -65,7 +66,7 @@ def main() -> None:
                     "peak_anon_mib": max(row.rss_anon_mib for row in rows),
                     "budget_mib": rows[-1].cache_budget_mib,
                     "budgets_mib": [row.cache_budget_mib for row in rows],
-                    "dense_mib": session.model_info.dense_bytes / 2**20,
+                    "dense_mib": (model.dense_bytes - model.row_bytes) / 2**20,
                     "resolved": resolved(session),
                     "notes": session.notes,
                 }
