@@ -104,8 +104,7 @@ class ReadAhead:
             self.counters.read[index] += 1
 
     def routed(self, index: int, experts: Iterable[int]) -> list[Job]:
-        """A layer was routed: jobs of its experts that must still be waited for."""
-        self.collect()
+        """A layer was routed: jobs of its experts that must still be waited for, failed or not."""
         routed = set(experts)
         counters = self.counters
         named = self._named.pop(index, None)

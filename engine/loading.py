@@ -82,6 +82,8 @@ class ExpertLoader:
         if self.flight is not None:
             raise GraphChanged("a layer was routed before the experts of the last one were used")
         ahead = self.ahead
+        # First, because a guess whose read failed must be a miss and not a hit.
+        ahead.collect()
         reads = self.store.stage(index, experts)
         late = ahead.routed(index, experts) if ahead.is_busy else []
         if reads or late:

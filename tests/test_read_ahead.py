@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ import pytest
 from engine.demo import DEMO_MODEL
 from engine.errors import ReadError
 from engine.guessing import Guesser
+from engine.lanes import Lanes, Read, ReadOutcome
 from engine.marks import Role
 from engine.prefetch_trial import BLOCK, BLOCKS, FIRST_TOKENS, PrefetchTrial
 from engine.router_matrix import RouterMatrix, RouterPlan, likeliest
@@ -129,6 +132,38 @@ def test_a_disk_that_fails_ahead_of_time_is_told_only_if_it_matters(
                 session.generate(PROMPT[0], n_predict=gate.N_TOKENS).tokens == (expected.tokens[0])
             )
             session.clear()
+
+
+def test_a_failed_guess_is_never_taken_for_an_expert(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Reads ahead fail now and then: an answer is right, or it fails; never wrong."""
+    expected = gate.run(tiny_model("tiny"), gate.RESIDENT, PROMPT).logits[0]
+    read, place = Lanes._read, itertools.count()
+
+    def fails_ahead(self: Lanes, work: Read, *rest: Any) -> ReadOutcome:
+        outcome = read(self, work, *rest)
+        fails = work.ahead and next(place) % 41 == 0
+        return outcome._replace(error=OSError(errno.EIO, "it is gone") if fails else None)
+
+    with gate.open_session(tiny_model("tiny"), ON, poison=True) as session:
+        monkeypatch.setattr(Lanes, "_read", fails_ahead)
+        compared = 0
+        for _ in range(60):
+            session.clear()
+            logits: list[np.ndarray] = []
+
+            def keep(_token: int, logits: list[np.ndarray] = logits) -> None:
+                assert session.last_logits is not None
+                logits.append(session.last_logits.copy())
+
+            with suppress(ReadError):
+                session.generate(PROMPT[0], n_predict=60, on_token=keep)
+            for ours, theirs in zip(logits, expected, strict=False):
+                assert np.array_equal(ours, theirs)
+                compared += 1
+        assert gate.counts_of(session)["read_ahead"] > 60
+        assert compared > 0
 
 
 def test_dropping_is_never_combined_with_guessing(tiny_model: TinyModel) -> None:
