@@ -49,6 +49,8 @@ class ReadAhead:
         self._lanes = lanes
         self.counters = counters
         self._on_done = on_done
+        self.hurry: Callable[[int, int], None] | None = None
+        """Called for an expert that is named and counts as resident, but may not be there yet."""
         self._guessing: Job | None = None
         self._under_way: list[_Entry] = []
         self._unrouted: dict[int, set[int]] = {}
@@ -91,6 +93,8 @@ class ReadAhead:
             if len(self._under_way) >= most:
                 return
             if store.is_resident(index, expert):
+                if self.hurry is not None:
+                    self.hurry(index, expert)
                 continue
             if self._leaving and self.in_the_way(index, [expert]):
                 return
@@ -104,7 +108,10 @@ class ReadAhead:
             self.counters.read[index] += 1
 
     def routed(self, index: int, experts: Iterable[int]) -> list[Job]:
-        """A layer was routed: jobs of its experts that must still be waited for, failed or not."""
+        """A layer was routed and staged: jobs of its experts that must still be waited for.
+
+        Call `collect` before the layer is staged: a failed expert must not be taken for resident.
+        """
         routed = set(experts)
         counters = self.counters
         named = self._named.pop(index, None)

@@ -64,6 +64,8 @@ class AutoCache:
         if now - self._asked_at < INTERVAL_S:
             return
         self._asked_at = now
+        assert self._opened.router is not None
+        self._opened.router.loader.collect()
         store = self._opened.store
         before, available = store.budget_bytes, machine.memory().available_bytes
         budget = self._pressure.next_budget(before, store.resident_bytes, available, now)

@@ -81,7 +81,12 @@ class StreamPart:
     prefetch: Literal["auto", "on", "off"] = setting(
         AUTO,
         "read what the next layer will probably route to while this one computes; auto: where "
-        "timing both shows that it pays; never while experts may be dropped",
+        "timing both shows that it pays, and not while experts may be dropped",
+    )
+    warm_start: bool = setting(
+        False,
+        "after opening, read what earlier sessions of this model used most while nothing else is "
+        "read, and remember what this one uses",
     )
     dense_weights: Literal["anon", "warm", "mmap"] = setting(
         "anon", "always-needed weights: own memory, pre-read page cache, or mapped on demand"
@@ -163,6 +168,10 @@ class RunConfig:
         for table, values in parts.items():
             own[table] = dataclasses.replace(getattr(self, table), **values)
         return dataclasses.replace(self, **own)
+
+    def to_measure(self) -> RunConfig:
+        """The same for a run that is measured: nothing in it comes from earlier sessions."""
+        return self.replace({"stream.warm-start": False})
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ and where it must wait for one it is lane 0 itself. Each lane has its own descri
 from __future__ import annotations
 
 import errno
-import mmap
 import os
 import threading
 from collections import deque
@@ -17,12 +16,12 @@ from queue import SimpleQueue
 from time import perf_counter_ns
 from typing import NamedTuple
 
-from engine.counters import LATENCY_BUCKETS, LaneCounters
+from engine.background import Background
+from engine.counters import LATENCY_BUCKETS, MAX_LANES, LaneCounters
 from engine.errors import ReadError
-from engine.mapping import PAGE, ShardMapping, move_pages, page_floor
+from engine.mapping import ShardMapping, move_pages
+from engine.positioned import O_DIRECT, direct_reads_work, read_range
 from engine.scheduling import ask_for_short_slices
-
-_O_DIRECT = getattr(os, "O_DIRECT", 0)
 
 
 class Release(NamedTuple):
@@ -56,6 +55,8 @@ class Read(NamedTuple):
     """Done first, so that the read goes into memory that is there already."""
     ahead: bool = False
     """Whether it was begun before it was known to be needed."""
+    warm: bool = False
+    """Whether a warm start asked for it, and no token."""
 
 
 class ReadOutcome(NamedTuple):
@@ -75,10 +76,12 @@ Work = Read | Release | Callable[[], None]
 class Job:
     """Work for a lane, and how it went once it is done."""
 
-    __slots__ = ("done", "failure", "outcome", "wanted", "work")
+    __slots__ = ("done", "failure", "outcome", "report", "wanted", "work")
 
-    def __init__(self, work: Work) -> None:
+    def __init__(self, work: Work, report: deque[Job] | None = None) -> None:
+        """`report`: where the job puts itself as soon as its outcome is known."""
         self.work = work
+        self.report = report
         self.done = False
         self.wanted = False
         """Whether the caller waits for it."""
@@ -106,6 +109,7 @@ class Lanes:
         # lane that finds no job sleeps until it is woken; the jobs are there before the waking is.
         self._urgent: deque[Job] = deque()
         self._spare: deque[Job] = deque()
+        self._background: Background[Job] = Background(MAX_LANES)
         self._wake: SimpleQueue[bool] = SimpleQueue()
         self._finished: SimpleQueue[None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
@@ -156,6 +160,41 @@ class Lanes:
             self._wake.put(True)
         return jobs
 
+    def submit_background(self, reads: Sequence[Read], report: deque[Job]) -> list[Job]:
+        """Read these whenever a lane has nothing else to do and nothing is waited for.
+
+        Each job puts itself into `report`, before it is done for those who wait. With no lane
+        beside the caller's thread they are done only if they are waited for.
+        """
+        jobs = [Job(read, report) for read in reads]
+        self._background.add(jobs)
+        self._wake_for_background()
+        return jobs
+
+    def withdraw(self, job: Job) -> bool:
+        """Have a background job never done; False if it has been begun."""
+        return self._background.take_back(job)
+
+    def hurry(self, job: Job) -> None:
+        """Let a background job that has not been begun be a spare one."""
+        if self._background.take_back(job):
+            self._spare.append(job)
+            self._wake.put(True)
+
+    def pause_background(self) -> None:
+        """Return when no background job is being done, and none will be begun."""
+        self._background.pause()
+
+    def resume_background(self) -> None:
+        """Let background jobs be begun again."""
+        self._background.resume()
+        self._wake_for_background()
+
+    def _wake_for_background(self) -> None:
+        # One lane is enough: each that finds a job wakes another.
+        if self._background and self._threads and self._wake.empty():
+            self._wake.put(True)
+
     def run(self, task: Callable[[], None]) -> Job:
         """Let a lane call `task`, before any reads that were submitted."""
         job = Job(task)
@@ -193,14 +232,21 @@ class Lanes:
         """Wait until `jobs` are done, well or not, working on them as lane 0."""
         for job in jobs:
             job.wanted = True
-        if self._spare:
+        background = self._background
+        if self._spare or background:
             self._promote(jobs)
-        for job in jobs:
-            while not job.done:
-                if not self._help():
-                    self._finished.get()
-        while not self._finished.empty():  # words of jobs that were done before we looked
-            self._finished.get()
+        background.yields = True
+        try:
+            for job in jobs:
+                while not job.done:
+                    if not self._help():
+                        self._finished.get()
+            while not self._finished.empty():  # words of jobs that were done before we looked
+                self._finished.get()
+        finally:
+            background.yields = False
+            if background:
+                self._wake_for_background()
 
     def _promote(self, jobs: Sequence[Job]) -> None:
         """What is waited for now is no longer spare."""
@@ -209,6 +255,8 @@ class Lanes:
                 self._urgent.append(job)
 
     def _take_back(self, job: Job) -> bool:
+        if self._background.take_back(job):
+            return True
         try:
             self._spare.remove(job)
         except ValueError:
@@ -238,6 +286,7 @@ class Lanes:
     def close(self) -> None:
         """Stop the lanes and close their descriptors; spare jobs that wait are not done."""
         self._spare.clear()
+        self._background.clear()
         self._stop_threads()
         for fd in self._own_fds:
             os.close(fd)
@@ -248,11 +297,25 @@ class Lanes:
         fds = self._open_all()
         try:
             while self._wake.get():
-                while (job := self._next_job()) is not None:
-                    self._do(job, lane, fds)
+                while (job := self._next_job()) is not None or self._do_background(lane, fds):
+                    if job is not None:
+                        self._do(job, lane, fds)
         finally:
             for fd in fds:
                 os.close(fd)
+
+    def _do_background(self, lane: int, fds: list[int]) -> bool:
+        """Do one background job, if there is one and its time is now."""
+        background = self._background
+        job = background.next(lane) if background else None
+        if job is None:
+            return False
+        self._wake_for_background()
+        try:
+            self._do(job, lane, fds)
+        finally:
+            background.done(lane)
+        return True
 
     def _stop_threads(self) -> None:
         for _ in self._threads:
@@ -262,7 +325,7 @@ class Lanes:
         self._threads = []
 
     def _open_all(self) -> list[int]:
-        flags = os.O_RDONLY | os.O_CLOEXEC | (_O_DIRECT if self.o_direct else 0)
+        flags = os.O_RDONLY | os.O_CLOEXEC | (O_DIRECT if self.o_direct else 0)
         # Later lanes open what the first has open: by now the path may name another file.
         paths: Sequence[Path | str] = [f"/proc/self/fd/{fd}" for fd in self._own_fds] or [
             mapping.path for mapping in self._mappings
@@ -280,6 +343,9 @@ class Lanes:
                 work()
         except BaseException as failure:  # must reach the caller, who would wait for ever
             job.failure = failure
+        # Before `done`: whoever waited for the job finds it reported.
+        if job.report is not None:
+            job.report.append(job)
         job.done = True
         # Looked at after `done` is set, and set before `done` is looked at: no word is lost.
         if job.wanted:
@@ -324,42 +390,3 @@ class Lanes:
             f"{self._mappings[read.shard].path}: reading {what} failed at offset {read.first} "
             f"({read.last - read.first} bytes): {error.strerror or error} [{code}]"
         )
-
-
-def read_range(fd: int, view: memoryview, first: int, last: int, size: int) -> int:
-    """Read file bytes `first` to `last` to the same offsets of `view`; return the bytes read.
-
-    The end of the file may come inside the last page. Short reads go on where they stopped, from
-    a page boundary, because O_DIRECT takes no other. Raises OSError.
-    """
-    wanted = min(last, size)
-    position = first
-    while position < wanted:
-        got = os.preadv(fd, (view[position:last],), position)
-        if position + got >= wanted:
-            break
-        resume = page_floor(position + got)
-        if got == 0 or (resume == position and os.fstat(fd).st_size <= position + got):
-            missing = wanted - position - got
-            raise OSError(errno.ENODATA, f"the file ended {missing} bytes before the range did")
-        if resume == position:
-            raise OSError(errno.EIO, f"the device gave {got} bytes and no more")
-        position = resume
-    return wanted - first
-
-
-def direct_reads_work(path: Path) -> bool:
-    """Whether O_DIRECT reads at page alignment succeed on this file's filesystem."""
-    if not _O_DIRECT:
-        return False
-    try:
-        fd = os.open(path, os.O_RDONLY | _O_DIRECT)
-    except OSError:
-        return False
-    try:
-        with mmap.mmap(-1, PAGE) as page:
-            return os.preadv(fd, (page,), 0) > 0
-    except OSError:
-        return False
-    finally:
-        os.close(fd)

@@ -35,7 +35,18 @@ def apply(opened: OpenModel, config: RunConfig, changes: dict[str, Any], *, pois
     changed.
     """
     assert opened.router is not None and opened.lanes is not None
-    opened.router.loader.settle()
+    loader = opened.router.loader
+    loader.settle()
+    try:
+        _apply_settled(opened, config, changes, poison=poison)
+    finally:
+        loader.resume()
+
+
+def _apply_settled(
+    opened: OpenModel, config: RunConfig, changes: dict[str, Any], *, poison: bool
+) -> None:
+    assert opened.router is not None and opened.lanes is not None
     if "routing.n-expert-used" in changes:
         _set_top_k(opened, config.routing.n_expert_used)
     if "stream.io-threads" in changes:
@@ -76,5 +87,7 @@ def _set_budget(opened: OpenModel, budget: int, *, poison: bool) -> None:
     if budget and isinstance(router.store, ExpertCache):
         router.store.set_budget(budget)
     else:
+        router.loader.stop_warming()
         router.store.close()
         router.loader.use_store(new_store(opened, budget, poison=poison))
+    router.loader.resume()

@@ -8,7 +8,7 @@ probably route to (`ahead.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from time import perf_counter_ns
 
@@ -20,6 +20,8 @@ from engine.flight import Flight, by_bank, expert_of
 from engine.graph import GraphPlan
 from engine.guessing import Guess
 from engine.lanes import Job, Lanes, Read, ReadOutcome
+from engine.residency import ExpertCache
+from engine.warming import Warming
 
 
 @dataclass
@@ -55,6 +57,8 @@ class ExpertLoader:
         self.flight: Flight | None = None
         """The present layer's reads, where some may not be done."""
         self.ahead = ReadAhead(store, lanes, guesses, self._count_reads)
+        self.warming: Warming | None = None
+        """What a warm start has planned for the present store."""
         self.on_reads: Callable[[Sequence[ReadOutcome]], None] | None = None
 
     @property
@@ -65,6 +69,17 @@ class ExpertLoader:
     def use_store(self, store: ExpertStore) -> None:
         """From now on the experts are in another store; nothing may be under way."""
         self.ahead.store = store
+
+    def warm(self, store: ExpertCache, keys: Iterable[int]) -> None:
+        """Let the lanes read these experts of our store whenever they have nothing else to do."""
+        self.warming = Warming(store, self.lanes)
+        self.ahead.hurry = self.warming.hurry
+        self.warming.begin(keys)
+
+    def stop_warming(self) -> None:
+        """Nothing more is read that nobody asked for; what was is known to be there."""
+        if self.warming is not None:
+            self.warming.stop()
 
     def take_store_back(self) -> None:
         """Between two visits a lane may have the store; from here on it has not."""
@@ -81,11 +96,14 @@ class ExpertLoader:
         """
         if self.flight is not None:
             raise GraphChanged("a layer was routed before the experts of the last one were used")
-        ahead = self.ahead
-        # First, because a guess whose read failed must be a miss and not a hit.
-        ahead.collect()
+        ahead, warming = self.ahead, self.warming
+        if ahead.is_busy:
+            # Before the store is asked what is there: what failed is not.
+            ahead.collect()
+        late = warming.routed(index, experts) if warming and warming.is_busy else []
         reads = self.store.stage(index, experts)
-        late = ahead.routed(index, experts) if ahead.is_busy else []
+        if ahead.is_busy:
+            late += ahead.routed(index, experts)
         if reads or late:
             self.flight = self._take_off(index, reads, late)
         if guess is not None:
@@ -129,11 +147,26 @@ class ExpertLoader:
         flight, self.flight = self.flight, None
         if flight is not None:
             self.store.forget(flight.index, flight.abandon())
+        self.collect()
+
+    def collect(self) -> None:
+        """Between decodes: take note of what a warm start has read since."""
+        if self.warming is not None and self.warming.is_busy:
+            self.warming.collect()
 
     def settle(self) -> None:
-        """Wait until nothing at all is under way; what changes between tokens needs that."""
+        """Wait until nothing at all is under way; what changes between tokens needs that.
+
+        A warm start does not go on before `resume`.
+        """
         self.end_decode()
         self.ahead.settle()
+        self.lanes.pause_background()
+        self.collect()
+
+    def resume(self) -> None:
+        """What changes between tokens has changed."""
+        self.lanes.resume_background()
 
     def _wait_for(self, flight: Flight, bank: int) -> None:
         before = perf_counter_ns()
@@ -150,6 +183,8 @@ class ExpertLoader:
         self._count_reads(outcomes)
 
     def _count_reads(self, outcomes: Sequence[ReadOutcome]) -> None:
+        if self.warming is not None:  # no token asked for what a warm start reads
+            outcomes = [outcome for outcome in outcomes if not outcome.read.warm]
         step = self.step
         step.reads += len(outcomes)
         for outcome in outcomes:

@@ -182,7 +182,7 @@ class QualityRun:
             if self._stopped:
                 raise _Stopped
 
-        return Session.open(config, progress=check)
+        return Session.open(config.to_measure(), progress=check)
 
     def _windows(self, session: Session) -> list[Window]:
         vocabulary, plan = session.vocabulary, self._plan

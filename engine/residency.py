@@ -19,6 +19,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
 
 from engine.counters import ABSENT, READING, ExpertCounters
 from engine.expert_store import ExpertStore
@@ -29,6 +32,16 @@ from engine.retention import Retention
 
 _EDGES_OF_BUDGET = 16
 """The edges of all slices stay in memory where they weigh at most this part of the budget."""
+
+
+class Planner(Protocol):
+    """Who planned entries that are not there yet (`engine.warming`)."""
+
+    def give_up(self, key: int, *, may_wait: bool) -> bool:
+        """A planned entry must leave. False: not now, because it is being read."""
+
+    def left(self, key: int) -> None:
+        """An entry left the cache."""
 
 
 class ExpertCache(ExpertStore):
@@ -52,6 +65,10 @@ class ExpertCache(ExpertStore):
         self._edge_bytes = sum(bank.edge_bytes for layer in self.layers for bank in layer.banks)
         self._keeps_edges = self._may_keep_edges()
         self._gone: list[tuple[int, int]] = []
+        self.planner: Planner | None = None
+        self._planned: set[int] = set()
+        """Keys that have their place in the budget, and that nobody has asked for yet."""
+        self._planned_bytes = 0
         self._retention = Retention(len(self.layers), self.n_expert)
         self._hits = self.counters.hits.reshape(-1).data
         self._misses = self.counters.misses.reshape(-1).data
@@ -70,7 +87,7 @@ class ExpertCache(ExpertStore):
 
     @property
     def resident_bytes(self) -> int:
-        return self._resident
+        return self._resident - self._planned_bytes
 
     def set_budget(self, budget_bytes: int) -> None:
         """Change the budget between tokens; what no longer fits goes at once."""
@@ -133,6 +150,45 @@ class ExpertCache(ExpertStore):
         reads = [read._replace(ahead=True) for read in self._reads_of(index, expert)]
         return self._into_freed_memory(index, reads) if self._releases else reads
 
+    def seed(self, rates: np.ndarray) -> None:
+        """Take each (layer, expert) for one that was used in this share of passes."""
+        self._retention.seed(rates)
+
+    def n_hits(self, key: int) -> int:
+        """How often an entry was there when it was routed to."""
+        return self._hits[key]
+
+    def plan(self, index: int, expert: int) -> list[Read] | None:
+        """Give an absent expert its place, before anybody asks for it; return its reads.
+
+        None where it is there already or there is no room: nothing leaves for it. It counts as
+        resident from now on; `taken` says that it was read, or `unplan` that it will not be.
+        """
+        key, n_bytes = index * self.n_expert + expert, self._entry_bytes[index]
+        if self._retention.resident[key] or self._resident + n_bytes > self._budget:
+            return None
+        self._retention.resident[key] = 1
+        self._planned.add(key)
+        self._resident += n_bytes
+        self._planned_bytes += n_bytes
+        return [read._replace(warm=True) for read in self._reads_of(index, expert)]
+
+    def taken(self, index: int, expert: int) -> None:
+        """A planned expert is an entry like any other from now on."""
+        key = index * self.n_expert + expert
+        self._planned.discard(key)
+        self._planned_bytes -= self._entry_bytes[index]
+        self._state[key] = READING
+        self._retention.held.discard(key)
+
+    def unplan(self, index: int, expert: int) -> None:
+        """A planned expert that nobody has begun to read is absent again."""
+        self.taken(index, expert)
+        key = index * self.n_expert + expert
+        self._resident -= self._entry_bytes[index]
+        self._retention.resident[key] = 0
+        self._state[key] = ABSENT
+
     def let_go(self, index: int, experts: Iterable[int]) -> None:
         offset = index * self.n_expert
         self._retention.held.difference_update([offset + expert for expert in experts])
@@ -166,20 +222,42 @@ class ExpertCache(ExpertStore):
             key = self._retention.evict()
             if key is None:
                 return False
+            if key in self._planned and not self._give_up(key, may_wait=not n_bytes):
+                continue
             self._drop(*divmod(key, self.n_expert))
             self.evictions += 1
             self._left.add(key)
         return True
 
+    def _give_up(self, key: int, *, may_wait: bool) -> bool:
+        """Whether a planned entry that is to leave may do so now."""
+        assert self.planner is not None
+        resident = self._retention.resident
+        resident[key] = 1
+        if not self.planner.give_up(key, may_wait=may_wait):
+            # Its lane will be done soon; until then another one must leave.
+            self._retention.held.add(key)
+            return False
+        # If its reads failed it has left by itself.
+        leaves = resident[key] == 1
+        resident[key] = 0
+        return leaves
+
     def _drop(self, index: int, expert: int) -> None:
         """Give up the memory of an entry that no longer counts as resident."""
         self._resident -= self._entry_bytes[index]
-        self._state[index * self.n_expert + expert] = ABSENT
-        self._give_up_memory(index, expert)
+        key = index * self.n_expert + expert
+        unread = key in self._planned
+        if unread:
+            self.taken(index, expert)
+        if self.planner is not None:
+            self.planner.left(key)
+        self._state[key] = ABSENT
+        self._give_up_memory(index, expert, unread=unread)
         if self.poison:
             self._gone.append((index, expert))
 
-    def _give_up_memory(self, index: int, expert: int) -> None:
+    def _give_up_memory(self, index: int, expert: int, *, unread: bool = False) -> None:
         resident, key = self._retention.resident, index * self.n_expert + expert
         before = resident[key - 1] if expert else 0
         after = resident[key + 1] if expert + 1 < self.n_expert else 0
@@ -191,7 +269,8 @@ class ExpertCache(ExpertStore):
             if self._keeps_edges:
                 first, last = bank.core_first(expert), bank.core_first(expert) + bank.core_bytes
             if first < last:
-                core = bank.core_first(expert), bank.core_bytes
+                # What was never read has no memory that a read could take over.
+                core = (0, 0) if unread else (bank.core_first(expert), bank.core_bytes)
                 self._releases.append(Release(bank.shard, first, last, *core))
 
     def _into_freed_memory(self, index: int, reads: list[Read]) -> list[Read]:

@@ -94,3 +94,8 @@ class StreamCounts:
     bytes: int
     resident_bytes: int = 0
     """Experts that are in memory now."""
+    warmed: int = 0
+    """Experts that a warm start read, which `reads` and `bytes` do not count."""
+    warmed_used: int = 0
+    """Of these, those that were routed to before they left the cache."""
+    warmed_bytes: int = 0

@@ -73,6 +73,17 @@ class Retention:
         self._order: list[int] = []
         """Who leaves next; the last one first."""
 
+    def seed(self, rates: np.ndarray) -> None:
+        """Take each key for one that was used in this share of passes for a long time.
+
+        What used it so far counts on top. Nothing has been used yet, or a pass has ended.
+        """
+        # The sum over all uses at that rate of exp(-age / tau) / tau tends to the rate itself.
+        self._parts += np.array(WEIGHTS)[:, None] * rates.reshape(-1)
+        first, second, third = self._parts
+        self._worth = first + second + third
+        self._order.clear()
+
     def use(self, layer: int, keys: Sequence[int]) -> None:
         """A call uses these keys of one layer, each once, in order of their last use in it."""
         if layer <= self._layer:

@@ -371,6 +371,9 @@ class ExpertRouter:
         if index in self._substituted:
             asked, substituted = self._substituted.pop(index)
         unread = {expert_of(read) for read in reads}
+        # What a warm start has only planned counts as resident, but had to be read after all.
+        resident, ahead = before
+        before = resident & ~np.isin(asked, list(unread)), ahead
         read = np.zeros(asked.shape, bool)
         for place, expert in enumerate(asked.ravel().tolist()):
             if expert in unread and not (dropped is not None and dropped.flat[place]):

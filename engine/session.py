@@ -27,11 +27,13 @@ from engine.recorder import Recorder
 from engine.results import Answer, LayerCounts, LayerShape, ModelInfo, StreamCounts
 from engine.sampling import Sampler
 from engine.sizing import token_demand_bytes
+from engine.tallies import layer_counts, stream_counts
 from engine.teacher_forcing import teacher_forced
 from engine.telemetry import MIB, Metrics
 from engine.timeline import Timeline
 from engine.turn import Turn
 from engine.vocabulary import TextStream, Vocabulary
+from engine.warm_start import WarmStart
 
 __all__ = ["Answer", "ModelInfo", "Progress", "Session"]
 
@@ -53,6 +55,7 @@ class Session(Closing):
         self._recorder = Recorder(opened, self.model_info, self.resolved, options)
         self._timeline = Timeline(opened, self._recorder, self._vocabulary.n_tokens)
         self.auto.watchers.append(self._timeline.publish_store)
+        self._warm = WarmStart(opened, config, self.notes)
         self._open = True
 
     @classmethod
@@ -168,43 +171,11 @@ class Session(Closing):
 
     def counts(self) -> StreamCounts | None:
         """What streaming did so far; None where nothing is streamed."""
-        router = self._opened.router
-        if router is None or not self._opened.streams:
-            return None
-        counters = router.counters
-        reads, read_bytes = self._timeline.reads_so_far
-        return StreamCounts(
-            reads=reads,
-            hits=router.store.hits,
-            misses=router.store.misses,
-            evictions=router.store.evictions,
-            routed=int(counters.routed.sum()),
-            examined=int(counters.examined.sum()),
-            dropped=int(counters.dropped.sum()),
-            substituted=int(counters.substituted.sum()),
-            mass_discarded=int(counters.mass_discarded_ppb.sum()) / 1e9,
-            bytes=read_bytes,
-            resident_bytes=router.store.resident_bytes,
-        )
+        return stream_counts(self._opened, *self._timeline.reads_so_far)
 
     def layer_counts(self) -> list[LayerCounts]:
         """What became of routed experts, by layer; empty where nothing is streamed."""
-        router = self._opened.router
-        if router is None or not self._opened.streams:
-            return []
-        counters, experts = router.counters, router.store.counters
-        return [
-            LayerCounts(
-                layer=layer.number,
-                routed=int(counters.routed[index]),
-                hits=int(experts.hits[index].sum()),
-                misses=int(experts.misses[index].sum()),
-                dropped=int(counters.dropped[index]),
-                substituted=int(counters.substituted[index]),
-                mass_discarded=int(counters.mass_discarded_ppb[index]) / 1e9,
-            )
-            for index, layer in enumerate(self._opened.layers)
-        ]
+        return layer_counts(self._opened)
 
     def _read_template(self) -> ChatTemplate | None:
         try:
@@ -273,6 +244,7 @@ class Session(Closing):
         finally:
             turn.sampler.close()
             self._recorder.end_turn()
+            self._warm.turn_ended()
         if self._timeline.cancelled:
             turn.stop_reason = "cancelled"
         return self._answer(turn, len(tokens))
@@ -300,6 +272,20 @@ class Session(Closing):
         self.config = config
         self.auto.follow(config)
 
+    @property
+    def wants_looks(self) -> bool:
+        """Whether `look` has anything to do while nothing is asked for."""
+        return self.auto.holds or self._warm.is_busy
+
+    def look(self) -> None:
+        """Between answers: an automatic cache follows the memory, and what came in is counted."""
+        warms = self._warm.is_busy
+        self.auto.hold()
+        if warms:
+            assert self._opened.router is not None
+            self._opened.router.loader.collect()
+            self._timeline.publish_store()
+
     def trace_routes(self, path: Path | None) -> None:
         """Write every routing from the next decode on to a new file; None: stop.
 
@@ -315,6 +301,7 @@ class Session(Closing):
         """Free the model. The session cannot be used afterwards."""
         if self._open:
             self._open = False
+            self._warm.save()
             self._recorder.close()
             self._timeline.close()
             self._opened.close()

@@ -23,8 +23,8 @@ from engine.config import (
     require_valid,
 )
 from engine.errors import InputError, ReadError
-from engine.lanes import direct_reads_work
 from engine.model_file import ModelFile
+from engine.positioned import direct_reads_work
 from engine.quality import lossless, settled
 from engine.quality_corpus import Corpus, Window, begin_token, text_tokens
 from engine.quality_reference import LogitsFile
@@ -189,7 +189,7 @@ class TuneRun:
             return []
 
     def _open(self) -> Session:
-        return Session.open(self._config, progress=self._check)
+        return Session.open(self._config.to_measure(), progress=self._check)
 
     def _check(self, stage: str, fraction: float) -> None:
         if self._stopped:

@@ -93,7 +93,7 @@ class Bench:
                 self.close()
                 session = None
         if session is None:
-            self.session = session = Session.open(config, progress=self._check)
+            self.session = session = Session.open(config.to_measure(), progress=self._check)
             return session
         if config.stream.cache_mb:
             session.set_live({"stream.cache-mb": 0, **LOSSLESS_NOW})

@@ -177,15 +177,15 @@ class Worker:
                 return
 
     def _next(self) -> tuple[int, _InOrder] | None:
-        """What is to be done next; an automatic cache follows the memory meanwhile."""
+        """What is to be done next; the session looks after itself meanwhile."""
         while True:
             session = self._session
-            holds = session is not None and session.auto.holds
+            looks = session is not None and session.wants_looks
             try:
-                return self._in_order.get(timeout=_IDLE_LOOK_S if holds else None)
+                return self._in_order.get(timeout=_IDLE_LOOK_S if looks else None)
             except Empty:
                 if session is not None:
-                    session.auto.hold()
+                    session.look()
 
     def _is_cancelled(self, number: int) -> bool:
         return number <= self._cancelled_up_to

@@ -16,6 +16,12 @@ hypothesis.settings.load_profile("patient")
 TinyModel = Callable[..., Path]
 
 
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test reads or writes what the developer's own sessions keep."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
 @pytest.fixture(scope="session")
 def model_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder for models; each pytest-xdist worker has its own."""

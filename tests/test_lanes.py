@@ -18,8 +18,9 @@ from hypothesis import strategies as st
 from engine import lanes as lanes_module
 from engine.errors import ReadError
 from engine.ggml import libc
-from engine.lanes import Lanes, Move, Read, Release, direct_reads_work, read_range
+from engine.lanes import Lanes, Move, Read, Release
 from engine.mapping import PAGE, ShardMapping, page_ceil
+from engine.positioned import direct_reads_work, read_range
 
 SIZE = 40 * PAGE + 123
 """Ends inside a page, as model files do."""

@@ -166,13 +166,17 @@ def test_a_failed_guess_is_never_taken_for_an_expert(
         assert compared > 0
 
 
-def test_dropping_is_never_combined_with_guessing(tiny_model: TinyModel) -> None:
-    """What is dropped depends on what is in memory, and that must not depend on time."""
+def test_dropping_is_combined_with_guessing_only_if_asked_for(tiny_model: TinyModel) -> None:
+    """What is dropped depends on what is in memory, and by itself that must not depend on time."""
     lossy = ON | {"routing.drop-cold-experts": 0.75}
-    runs = [gate.run(tiny_model("tiny"), lossy, PROMPT) for _ in range(2)]
+    auto = lossy | {"stream.prefetch": "auto"}
+    runs = [gate.run(tiny_model("tiny"), auto, PROMPT) for _ in range(2)]
     assert runs[0].tokens == runs[1].tokens
     assert runs[0].counts["dropped"] == runs[1].counts["dropped"] > 0
     assert runs[0].counts["read_ahead"] == 0
+    asked = gate.run(tiny_model("tiny"), lossy, PROMPT, poison=True)
+    assert np.isfinite(np.stack(asked.logits[0])).all()
+    assert asked.counts["used_ahead"] > 0 and asked.counts["dropped"] > 0
 
 
 def router(matrix: list[list[float]], activation: str = "", **parts: list[float]) -> RouterMatrix:
@@ -194,6 +198,15 @@ def test_scores_are_what_the_graph_ranks_by() -> None:
     assert squashed[0] == pytest.approx([1 + 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-2))])
     shares = router([[1, 0], [0, 1]], "SOFT_MAX", selection_bias=[0, 0]).scores(x)
     assert shares.sum() == pytest.approx(1)
+
+
+def test_what_would_be_dropped_is_not_named() -> None:
+    ranked = np.array([3.0, 2.0, 0.0, -1.0], np.float32)
+    weights = np.exp(ranked) / np.exp(ranked).sum()
+    known = router([[1, 0], [0, 1]])
+    assert [known.n_above(share, ranked) for share in (0.0, weights[2], 0.2, 0.9)] == [4, 3, 2, 0]
+    squashed = router([[1, 0], [0, 1]], "UNARY")
+    assert squashed.n_above(0.25, ranked) == 2
 
 
 def test_the_likeliest_come_first() -> None:

@@ -49,7 +49,7 @@ def main() -> None:
 
     with opened(arguments.model, arguments.trace, arguments.settings) as session:
         opened_s = time.perf_counter() - started
-        prompt = _prompt(session)
+        prompt = prompt_of(session)
         if arguments.answered_before:
             session.generate(prompt, n_predict=arguments.tokens)
         answer = session.generate(prompt, n_predict=arguments.tokens, on_token=on_token)
@@ -116,7 +116,8 @@ def resolved(session: Session) -> dict[str, Any]:
     return {key: get(session.resolved, key) for key in wanted}
 
 
-def _prompt(session: Session) -> str:
+def prompt_of(session: Session) -> str:
+    """A prompt of as many tokens as the recorded trace's."""
     text = ""
     while len(session.tokenize(text + "x")) <= PROMPT_TOKENS:
         text += "x" if len(text) % 3 else " "

@@ -85,9 +85,9 @@ def _llama_facts() -> dict[str, Any]:
 
 def _model_facts(model: str) -> dict[str, Any]:
     from engine.bandwidth import fewest_good_lanes, measure
-    from engine.lanes import direct_reads_work
     from engine.machine import filesystem_of
     from engine.model_file import ModelFile
+    from engine.positioned import direct_reads_work
     from tuiwork.progress import ProgressBar
 
     file = ModelFile.open(model)
