@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterable, Sequence
 from engine.counters import GuessCounters
 from engine.expert_store import ExpertStore
 from engine.guessing import Guess
-from engine.lanes import Job, Lanes, ReadOutcome
+from engine.lane_jobs import Job, ReadOutcome
+from engine.lanes import Lanes
 
 
 class _Entry:
@@ -99,9 +100,9 @@ class ReadAhead:
             if self._leaving and self.in_the_way(index, [expert]):
                 return
             reads = store.stage_ahead(index, expert)
-            jobs = self._lanes.submit(reads, store.take_releases(), spare=True)
+            jobs = self._lanes.submit(reads or [], store.take_releases(), spare=True)
             self.leaves(store.take_left(), jobs)
-            if not reads:
+            if reads is None:
                 return
             self._under_way.append(_Entry(index, expert, jobs))
             self._unrouted.setdefault(index, set()).add(expert)

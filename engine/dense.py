@@ -17,7 +17,8 @@ from typing import Literal
 
 from engine.experts import ExpertLayer
 from engine.graph import GraphPlan
-from engine.lanes import Lanes, Read
+from engine.lane_jobs import Read
+from engine.lanes import Lanes
 from engine.mapping import ShardMapping, page_ceil, page_floor
 from engine.model_file import ModelFile, TensorEntry
 

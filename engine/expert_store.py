@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from engine.counters import ABSENT, RESIDENT, ExpertCounters
 from engine.experts import ExpertLayer, ExpertTag, slice_pages
-from engine.lanes import Read, Release
+from engine.lane_jobs import Read, Release
 from engine.mapping import ShardMapping
 
 POISON_BYTE = 0xFF
@@ -62,18 +62,18 @@ class ExpertStore(ABC):
         """
 
     def arrived(self, reads: Iterable[Read]) -> None:
-        """Reads that `stage` asked for are in place, and what it gave up is gone."""
+        """Reads that were asked for are in place. The store may be a lane's meanwhile."""
         for read in reads:
             if isinstance(read.tag, ExpertTag):
                 self._state[read.tag.index * self.n_expert + read.tag.expert] = RESIDENT
 
-    def stage_ahead(self, index: int, expert: int) -> list[Read]:
+    def stage_ahead(self, index: int, expert: int) -> list[Read] | None:
         """Make room for an absent expert that a coming layer will probably route to.
 
-        Returns its reads, or none where what is in use leaves no room. It may not leave before
+        Returns its reads, or None where what is in use leaves no room. It may not leave before
         `let_go`.
         """
-        return []
+        return None
 
     def let_go(self, index: int, experts: Iterable[int]) -> None:  # noqa: B027  Most hold nothing.
         """What was staged ahead may leave again."""

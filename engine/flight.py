@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from engine.lanes import Job, Lanes, Read, ReadOutcome
+from engine.lane_jobs import Job, Read, ReadOutcome
+from engine.lanes import Lanes
 
 
 class Flight:

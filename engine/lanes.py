@@ -14,81 +14,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from time import perf_counter_ns
-from typing import NamedTuple
 
 from engine.background import Background
 from engine.counters import LATENCY_BUCKETS, MAX_LANES, LaneCounters
-from engine.errors import ReadError
+from engine.errors import InputError, ReadError
+from engine.lane_jobs import Job, Move, Read, ReadOutcome, Release
 from engine.mapping import ShardMapping, move_pages
 from engine.positioned import O_DIRECT, direct_reads_work, read_range
 from engine.scheduling import ask_for_short_slices
-
-
-class Release(NamedTuple):
-    """Pages to give back to the system; no read of the same call touches them."""
-
-    shard: int
-    first: int
-    last: int
-    core_first: int = 0
-    core_bytes: int = 0
-    """The part of them that may be moved instead; none if it has no bytes."""
-
-
-class Move(NamedTuple):
-    """Memory of a release that a read takes over: the release's core goes to `target`."""
-
-    release: Release
-    target: int
-    """Offset in the read's shard."""
-
-
-class Read(NamedTuple):
-    """One read: file range to address range. Offsets and lengths are page multiples."""
-
-    shard: int
-    first: int
-    last: int
-    tag: object
-    """What is read, for errors and traces; None for dense weights."""
-    move: Move | None = None
-    """Done first, so that the read goes into memory that is there already."""
-    ahead: bool = False
-    """Whether it was begun before it was known to be needed."""
-    warm: bool = False
-    """Whether a warm start asked for it, and no token."""
-
-
-class ReadOutcome(NamedTuple):
-    """How one read went."""
-
-    read: Read
-    lane: int
-    nbytes: int
-    latency_ns: int
-    error: OSError | None
-
-
-Work = Read | Release | Callable[[], None]
-"""What a lane does; a call is some thinking for the callback's thread while that computes."""
-
-
-class Job:
-    """Work for a lane, and how it went once it is done."""
-
-    __slots__ = ("done", "failure", "outcome", "report", "wanted", "work")
-
-    def __init__(self, work: Work, report: deque[Job] | None = None) -> None:
-        """`report`: where the job puts itself as soon as its outcome is known."""
-        self.work = work
-        self.report = report
-        self.done = False
-        self.wanted = False
-        """Whether the caller waits for it."""
-        self.outcome: ReadOutcome | None = None
-        """Of a read that is done."""
-        self.failure: BaseException | None = None
-        """What kept the work from being tried at all."""
 
 
 class Lanes:
@@ -115,7 +48,11 @@ class Lanes:
         self._threads: list[threading.Thread] = []
         self._own_fds: list[int] = []
         self._own_fds = self._open_all()
-        self.set_count(count)
+        try:
+            self.set_count(count)
+        except BaseException:
+            self.close()
+            raise
 
     @property
     def count(self) -> int:
@@ -123,19 +60,26 @@ class Lanes:
         return len(self._threads) + 1
 
     def set_count(self, count: int) -> None:
-        """Change the number of lanes; call it while no urgent job is under way."""
-        while len(self._threads) + 1 < count:
-            lane = len(self._threads) + 1
-            thread = threading.Thread(
-                target=self._run_lane, args=(lane,), name=f"tuiwork-lane-{lane}", daemon=True
-            )
-            self._threads.append(thread)
-            thread.start()
-        surplus = len(self._threads) + 1 - count
-        if surplus > 0:
+        """Change the number of lanes; call it while no urgent job is under way.
+
+        Raises InputError where the system refuses so many; then there are no more than before.
+        """
+        before = self.count
+        if count < before:
             # Any lane may take the end mark, so all are stopped and the wanted number restarted.
             self._stop_threads()
-            self.set_count(count)
+        while self.count < count:
+            try:
+                self._start_lane()
+            except (OSError, RuntimeError) as error:
+                most = self.count
+                self.set_count(min(before, most))
+                reason = error.strerror if isinstance(error, OSError) else error
+                raise InputError(
+                    f"stream.io-threads = {count}: the system lets no more than {most} work now "
+                    f"({reason}). Each takes a thread and {len(self._own_fds)} open files: ask for "
+                    "fewer, or raise the limits (ulimit -u, ulimit -n)"
+                ) from error
 
     def read_all(
         self, reads: Sequence[Read], releases: Sequence[Release] = ()
@@ -288,21 +232,30 @@ class Lanes:
         self._spare.clear()
         self._background.clear()
         self._stop_threads()
-        for fd in self._own_fds:
-            os.close(fd)
-        self._own_fds = []
+        _close_all(self._own_fds)
 
-    def _run_lane(self, lane: int) -> None:
+    def _start_lane(self) -> None:
+        # Its files are opened here, where a refusal can be told.
+        lane, fds = self.count, self._open_all()
+        thread = threading.Thread(
+            target=self._run_lane, args=(lane, fds), name=f"tuiwork-lane-{lane}", daemon=True
+        )
+        try:
+            thread.start()
+        except BaseException:
+            _close_all(fds)
+            raise
+        self._threads.append(thread)
+
+    def _run_lane(self, lane: int, fds: list[int]) -> None:
         ask_for_short_slices()
-        fds = self._open_all()
         try:
             while self._wake.get():
                 while (job := self._next_job()) is not None or self._do_background(lane, fds):
                     if job is not None:
                         self._do(job, lane, fds)
         finally:
-            for fd in fds:
-                os.close(fd)
+            _close_all(fds)
 
     def _do_background(self, lane: int, fds: list[int]) -> bool:
         """Do one background job, if there is one and its time is now."""
@@ -330,7 +283,14 @@ class Lanes:
         paths: Sequence[Path | str] = [f"/proc/self/fd/{fd}" for fd in self._own_fds] or [
             mapping.path for mapping in self._mappings
         ]
-        return [os.open(path, flags) for path in paths]
+        fds: list[int] = []
+        try:
+            for path in paths:
+                fds.append(os.open(path, flags))
+        except BaseException:
+            _close_all(fds)
+            raise
+        return fds
 
     def _do(self, job: Job, lane: int, fds: list[int]) -> None:
         work = job.work
@@ -390,3 +350,8 @@ class Lanes:
             f"{self._mappings[read.shard].path}: reading {what} failed at offset {read.first} "
             f"({read.last - read.first} bytes): {error.strerror or error} [{code}]"
         )
+
+
+def _close_all(fds: list[int]) -> None:
+    while fds:
+        os.close(fds.pop())

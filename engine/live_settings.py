@@ -31,8 +31,8 @@ def changed_config(config: RunConfig, changes: dict[str, Any]) -> RunConfig:
 def apply(opened: OpenModel, config: RunConfig, changes: dict[str, Any], *, poison: bool) -> None:
     """Make a streaming model run as `config` says, of which `changes` are new.
 
-    Raises InputError or GraphError for a top-k that this model cannot change to; then nothing has
-    changed.
+    Raises InputError or GraphError for a top-k that this model cannot change to, or for more lanes
+    than the system gives; then nothing has changed.
     """
     assert opened.router is not None and opened.lanes is not None
     loader = opened.router.loader
@@ -47,15 +47,17 @@ def _apply_settled(
     opened: OpenModel, config: RunConfig, changes: dict[str, Any], *, poison: bool
 ) -> None:
     assert opened.router is not None and opened.lanes is not None
+    live_top_k = opened.router.live_top_k
     if "routing.n-expert-used" in changes:
-        _set_top_k(opened, config.routing.n_expert_used)
+        live_top_k = _live_top_k(opened, config.routing.n_expert_used)
     if "stream.io-threads" in changes:
         opened.lanes.set_count(config.stream.io_threads)
+    opened.router.live_top_k = live_top_k
     if "stream.cache-mb" in changes:
         taken = opened.store.resident_bytes
         choice = choose_cache(config, opened.layers, opened.top_k, taken)
         resize(opened, config, choice.budget_bytes, poison=poison)
-    opened.notes += [n for n in read_as_asked(opened, config) if n not in opened.notes]
+    read_as_asked(opened, config)
     opened.router.rule = cold_rule(config)
     opened.hook.mark_nodes()
 
@@ -67,7 +69,7 @@ def resize(opened: OpenModel, config: RunConfig, budget_bytes: int, *, poison: b
         opened.fit_batch(budget_bytes)
 
 
-def _set_top_k(opened: OpenModel, top_k: int) -> None:
+def _live_top_k(opened: OpenModel, top_k: int) -> int:
     router = opened.router
     assert router is not None
     if top_k > opened.top_k:
@@ -77,7 +79,7 @@ def _set_top_k(opened: OpenModel, top_k: int) -> None:
         )
     live = 0 if top_k in (0, opened.top_k) else top_k
     router.check_live_top_k(live)
-    router.live_top_k = live
+    return live
 
 
 def _set_budget(opened: OpenModel, budget: int, *, poison: bool) -> None:
@@ -88,6 +90,7 @@ def _set_budget(opened: OpenModel, budget: int, *, poison: bool) -> None:
         router.store.set_budget(budget)
     else:
         router.loader.stop_warming()
-        router.store.close()
-        router.loader.use_store(new_store(opened, budget, poison=poison))
+        before, store = router.store, new_store(opened, budget, poison=poison)
+        router.loader.use_store(store)
+        before.close()
     router.loader.resume()

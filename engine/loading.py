@@ -19,7 +19,8 @@ from engine.expert_store import ExpertStore
 from engine.flight import Flight, by_bank, expert_of
 from engine.graph import GraphPlan
 from engine.guessing import Guess
-from engine.lanes import Job, Lanes, Read, ReadOutcome
+from engine.lane_jobs import Job, Read, ReadOutcome
+from engine.lanes import Lanes
 from engine.residency import ExpertCache
 from engine.warming import Warming
 
@@ -50,6 +51,7 @@ class ExpertLoader:
         self.plan = plan
         self.lanes = lanes
         self.step = StepCounters()
+        self._between_steps = StepCounters()
         self.overlap = False
         """Whether projections are waited for one by one."""
         self.n_apart = 0
@@ -69,6 +71,10 @@ class ExpertLoader:
     def use_store(self, store: ExpertStore) -> None:
         """From now on the experts are in another store; nothing may be under way."""
         self.ahead.store = store
+
+    def begin_step(self) -> None:
+        """Before each decode: count from nothing but what came since the last one."""
+        self.step, self._between_steps = self._between_steps, StepCounters()
 
     def warm(self, store: ExpertCache, keys: Iterable[int]) -> None:
         """Let the lanes read these experts of our store whenever they have nothing else to do."""
@@ -105,7 +111,13 @@ class ExpertLoader:
         if ahead.is_busy:
             late += ahead.routed(index, experts)
         if reads or late:
-            self.flight = self._take_off(index, reads, late)
+            try:
+                self.flight = self._take_off(index, reads, late)
+            except BaseException:
+                # What was staged and will not be read must not pass for resident.
+                self.lanes.wait(late)
+                self.store.forget(index, experts)
+                raise
         if guess is not None:
             ahead.begin_guess(guess)
         self.step.mgmt_ns += perf_counter_ns() - started
@@ -160,7 +172,12 @@ class ExpertLoader:
         A warm start does not go on before `resume`.
         """
         self.end_decode()
-        self.ahead.settle()
+        # The last step was told already.
+        told, self.step = self.step, self._between_steps
+        try:
+            self.ahead.settle()
+        finally:
+            self.step = told
         self.lanes.pause_background()
         self.collect()
 

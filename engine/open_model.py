@@ -59,6 +59,9 @@ class OpenModel:
     cache_reason: str = ""
     """Why an automatic cache has its size."""
     notes: list[str] = field(default_factory=list)
+    """What a person should know now; always the same list."""
+    reading_notes: list[str] = field(default_factory=list)
+    """Of those, what was asked of reading and is not possible."""
 
     @property
     def streams(self) -> bool:

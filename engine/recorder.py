@@ -15,7 +15,7 @@ from engine.config import SETTINGS, RunConfig, get
 from engine.diagnostics import Diagnostics, ForcedRoutes
 from engine.errors import InputError
 from engine.experts import ExpertTag
-from engine.lanes import ReadOutcome
+from engine.lane_jobs import ReadOutcome
 from engine.loading import StepCounters
 from engine.machine import cpu_name
 from engine.open_model import OpenModel
@@ -93,7 +93,7 @@ class Recorder:
         router = self._opened.router
         if router is not None:
             router.prefill = prefill
-            router.loader.step = StepCounters()
+            router.loader.begin_step()
             store = router.store
             store.clock += 1
             self._store_before = (store.hits, store.misses, store.evictions)

@@ -11,7 +11,8 @@ Pages: a slice's first and last page may also hold a neighbour's bytes. Reads fe
 and the neighbour's bytes in them are the file's true bytes. Where those edges of all slices weigh
 little beside the budget, they stay in memory once they were there: giving a page back and taking it
 anew costs more than it holds, for the thread that does it and for those that compute. Elsewhere
-eviction gives a shared page back when the neighbour is not resident either. Pages that a bank
+eviction gives a shared page back when the neighbour is not resident either. Slices smaller than a
+page share it with more than their neighbours: what was read of such a bank stays. Pages that a bank
 shares with other tensors at its two ends belong to no entry and always stay.
 """
 
@@ -26,8 +27,8 @@ import numpy as np
 from engine.counters import ABSENT, READING, ExpertCounters
 from engine.expert_store import ExpertStore
 from engine.experts import ExpertLayer, ExpertTag
-from engine.lanes import Move, Read, Release
-from engine.mapping import ShardMapping, page_ceil, page_floor
+from engine.lane_jobs import Move, Read, Release
+from engine.mapping import PAGE, ShardMapping, page_ceil, page_floor
 from engine.retention import Retention
 
 _EDGES_OF_BUDGET = 16
@@ -93,8 +94,8 @@ class ExpertCache(ExpertStore):
         """Change the budget between tokens; what no longer fits goes at once."""
         self._budget = budget_bytes
         self._retention.nothing_in_use()
-        if self._keeps_edges and not self._may_keep_edges():
-            self._keeps_edges = False
+        kept, self._keeps_edges = self._keeps_edges, self._may_keep_edges()
+        if kept and not self._keeps_edges:
             self._release_edges()
         self._make_room()
         self._release_now()
@@ -105,6 +106,8 @@ class ExpertCache(ExpertStore):
     def stage(self, index: int, experts: Sequence[int]) -> list[Read]:
         # Hot path: some 400 look-ups per token. Plain bytes and ints; numpy would cost more per
         # call than the few experts of a routing take.
+        if self._gone:
+            self._poison_gone()
         resident, offset = self._retention.resident, index * self.n_expert
         hits, last_used, clock = self._hits, self._last_used, self.clock
         missing: list[int] = []
@@ -126,17 +129,17 @@ class ExpertCache(ExpertStore):
             self._retention.use(index, [offset + expert for expert in by_last_use])
             if self._resident > self._budget:
                 self._make_room()
-        if not missing:
-            if self._releases:
-                self._release_now()
-            return []
         reads: list[Read] = []
         for expert in missing:
             self._state[offset + expert] = READING
             reads.extend(self._reads_of(index, expert))
-        return self._into_freed_memory(index, reads) if self._releases else reads
+        if self._releases:
+            if reads:
+                return self._into_freed_memory(index, reads)
+            self._release_now()
+        return reads
 
-    def stage_ahead(self, index: int, expert: int) -> list[Read]:
+    def stage_ahead(self, index: int, expert: int) -> list[Read] | None:
         retention, key = self._retention, index * self.n_expert + expert
         # Before anything leaves for it: a neighbour must leave it the page that they share.
         retention.resident[key] = 1
@@ -144,7 +147,7 @@ class ExpertCache(ExpertStore):
         if not self._make_room(self._entry_bytes[index]):
             retention.resident[key] = 0
             retention.held.discard(key)
-            return []
+            return None
         self._resident += self._entry_bytes[index]
         self._state[key] = READING
         reads = [read._replace(ahead=True) for read in self._reads_of(index, expert)]
@@ -192,11 +195,6 @@ class ExpertCache(ExpertStore):
     def let_go(self, index: int, experts: Iterable[int]) -> None:
         offset = index * self.n_expert
         self._retention.held.difference_update([offset + expert for expert in experts])
-
-    def arrived(self, reads: Iterable[Read]) -> None:
-        super().arrived(reads)
-        if self._gone:
-            self._poison_gone()
 
     def forget(self, index: int, experts: Iterable[int]) -> None:
         for expert in experts:
@@ -266,7 +264,7 @@ class ExpertCache(ExpertStore):
             end = start + bank.slice_bytes
             first = max(page_ceil(start) if before else page_floor(start), bank.inside_first)
             last = min(page_floor(end) if after else page_ceil(end), bank.inside_last)
-            if self._keeps_edges:
+            if self._keeps_edges or bank.slice_bytes < PAGE:
                 first, last = bank.core_first(expert), bank.core_first(expert) + bank.core_bytes
             if first < last:
                 # What was never read has no memory that a read could take over.
@@ -299,7 +297,10 @@ class ExpertCache(ExpertStore):
         self._poison_gone()
 
     def _poison_gone(self) -> None:
-        """Once their memory is gone, slices that were given up hold poison (for tests)."""
+        """Slices that were given up hold poison (for tests).
+
+        Only the store's owner may do this: what is absent now may be on its way at once.
+        """
         for index, expert in self._gone:
             if not self.is_resident(index, expert):
                 self._poison_slices(index, [expert])

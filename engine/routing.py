@@ -23,7 +23,7 @@ from engine.flight import expert_of
 from engine.ggml import Tensor
 from engine.graph import GraphPlan
 from engine.guessing import Guess, Guesser
-from engine.lanes import Read
+from engine.lane_jobs import Read
 from engine.loading import ExpertLoader, StepCounters
 from engine.marks import Mark, Role
 from engine.node_values import ids_of_one, matrix_at, weights_at, weights_of_one
@@ -221,6 +221,8 @@ class ExpertRouter:
     def _next_guess(self, index: int) -> Guess | None:
         if not self._prefetches or not (self.prefill or self.trial is None or self.trial.prefetch):
             return None
+        if self.prefill and index + 2 == len(self.plan.layers):
+            return None  # the last layer routes the prompt's end alone
         assert self.guesser is not None
         top_k = self.live_top_k or self.top_k
         least = self.rule.threshold(top_k) if self.rule is not None and self._rule_applies else 0.0

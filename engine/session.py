@@ -45,7 +45,7 @@ class Session(Closing):
 
     def __init__(self, config: RunConfig, opened: OpenModel, options: Diagnostics) -> None:
         self.config = config
-        self.notes = list(opened.notes)
+        self.notes = opened.notes
         self.cache_reason = opened.cache_reason
         self._opened = opened
         self._options = options

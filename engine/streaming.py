@@ -70,16 +70,16 @@ def start_streaming(opened: OpenModel, config: RunConfig, report: Progress, pois
     opened.notes += lossy_notes(router.rule, opened.top_k)
     opened.router = router
     opened.guesser = model_guesser(opened.plan, opened.file, opened.mappings)
-    opened.notes += read_as_asked(opened, config)
+    read_as_asked(opened, config)
     if not config.model.batch:
         opened.fit_batch(budget)
     opened.hook.install(router)
 
 
-def read_as_asked(opened: OpenModel, config: RunConfig) -> list[str]:
+def read_as_asked(opened: OpenModel, config: RunConfig) -> None:
     """Overlap reads with compute as far as the settings ask for and the model allows.
 
-    Returns what was asked for and is not possible.
+    The model's notes say what was asked for and is not possible.
     """
     router, plan, lanes = opened.router, opened.plan, opened.lanes
     assert router is not None and plan is not None and lanes is not None
@@ -100,7 +100,8 @@ def read_as_asked(opened: OpenModel, config: RunConfig) -> list[str]:
         if understood:
             reason = "it needs a second I/O lane (stream.io-threads) and a cache"
         notes.append(f"prefetch is off: {reason}")
-    return notes
+    others = [note for note in opened.notes if note not in opened.reading_notes]
+    opened.notes[:], opened.reading_notes = others + notes, notes
 
 
 def _see_whether_pages_move(opened: OpenModel) -> None:

@@ -77,10 +77,13 @@ class Timeline:
                 self._decode_once(tokens, want_logits)
                 return
             except GraphChanged:
+                kept = len(self.tokens)
                 self._rewind()
                 if attempt == 2:
                     raise
                 self._opened.learn_again()
+                if len(self.tokens) < kept:
+                    raise  # a recurrent state does not go back: what the tokens follow is gone
                 self._recorder.undo_decode()
             except BaseException:
                 self._rewind()

@@ -15,7 +15,8 @@ from collections import deque
 from collections.abc import Iterable
 
 from engine.experts import ExpertTag
-from engine.lanes import Job, Lanes, Read
+from engine.lane_jobs import Job, Read
+from engine.lanes import Lanes
 from engine.residency import ExpertCache
 
 

@@ -6,6 +6,7 @@ import ctypes
 import errno
 import mmap
 import os
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,9 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engine import lanes as lanes_module
-from engine.errors import ReadError
+from engine.errors import InputError, ReadError
 from engine.ggml import libc
-from engine.lanes import Lanes, Move, Read, Release
+from engine.lane_jobs import Move, Read, Release
+from engine.lanes import Lanes
 from engine.mapping import PAGE, ShardMapping, page_ceil
 from engine.positioned import direct_reads_work, read_range
 
@@ -64,6 +66,41 @@ def test_the_count_changes_live(shard: ShardMapping) -> None:
             lanes.set_count(count)
             assert lanes.count == count
             lanes.read_all([Read(0, 0, PAGE, None)] * 5)
+
+
+def open_files() -> int:
+    return len(list(Path("/proc/self/fd").iterdir()))
+
+
+@pytest.mark.parametrize("refused", ["files", "threads"])
+def test_lanes_that_the_system_refuses_are_told(
+    shard: ShardMapping, refused: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start, open_file = threading.Thread.start, os.open
+
+    def no_fifth(thread: threading.Thread) -> None:
+        if thread.name == "tuiwork-lane-5":
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    def no_more(path: str, flags: int) -> int:
+        if open_files() >= limit:
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return open_file(path, flags)
+
+    with lanes_on(shard, 3) as lanes:
+        limit = open_files() + 2
+        with monkeypatch.context() as patch:
+            if refused == "threads":
+                patch.setattr(threading.Thread, "start", no_fifth)
+            else:
+                patch.setattr(os, "open", no_more)
+            with pytest.raises(InputError, match=r"io-threads = 64.* no more than 5 .*ulimit"):
+                lanes.set_count(64)
+        assert lanes.count == 3
+        assert len(lanes.read_all([Read(0, 0, PAGE, None)] * 9)) == 9
+        assert all(thread.is_alive() for thread in lanes._threads)
+        assert open_files() == limit - 2
 
 
 def test_a_failed_read_names_file_offset_what_and_errno(shard: ShardMapping) -> None:

@@ -79,6 +79,16 @@ def test_a_cache_that_evicts_all_the_time(
     assert streamed.counts["moved"] > gate.N_TOKENS
 
 
+def test_slices_smaller_than_a_page(tiny_model: TinyModel) -> None:
+    """Three of them may share one, so that a neighbour's absence does not make it free."""
+    q8 = ",".join(f"quant-{part}=Q8_0" for part in ("embd", "output", "attn"))
+    q4 = "quant-gate-up=Q4_0,quant-down=Q4_0"
+    model = tiny_model(f"tiny,n-embd=64,head-dim=32,expert-ff=64,n-expert=64,n-layer=12,{q8},{q4}")
+    streamed = gate.run(model, EVICTING, poison=True)
+    gate.assert_same(streamed, gate.run(model, RESIDENT))
+    assert streamed.counts["evictions"] > gate.N_TOKENS
+
+
 READING = {
     "serial": {"stream.overlap": "off", "stream.prefetch": "off"},
     "overlap": {"stream.overlap": "on", "stream.prefetch": "off"},

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from threading import current_thread, main_thread
 from typing import Any
 
 import numpy as np
@@ -16,9 +17,13 @@ import pytest
 from engine.demo import DEMO_MODEL
 from engine.errors import ReadError
 from engine.guessing import Guesser
-from engine.lanes import Lanes, Read, ReadOutcome
+from engine.lane_jobs import Read, ReadOutcome
+from engine.lanes import Lanes
+from engine.loading import ExpertLoader
+from engine.mapping import ShardMapping
 from engine.marks import Role
 from engine.prefetch_trial import BLOCK, BLOCKS, FIRST_TOKENS, PrefetchTrial
+from engine.residency import ExpertCache
 from engine.router_matrix import RouterMatrix, RouterPlan, likeliest
 from engine.routing import ExpertRouter
 from engine.session import Session
@@ -164,6 +169,95 @@ def test_a_failed_guess_is_never_taken_for_an_expert(
                 compared += 1
         assert gate.counts_of(session)["read_ahead"] > 60
         assert compared > 0
+
+
+def test_what_failed_ahead_of_time_is_read_when_it_is_needed(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every read ahead fails before its layer is routed: none of them may pass for a hit."""
+    read, take_back = Lanes._read, ExpertLoader.take_store_back
+
+    def fails_ahead(
+        self: Lanes, work: Read, mapping: ShardMapping, lane: int, fds: list[int]
+    ) -> ReadOutcome:
+        if work.ahead:
+            return ReadOutcome(work, lane, 0, 0, OSError(errno.EIO, "the disk is gone"))
+        return read(self, work, mapping, lane, fds)
+
+    def when_all_is_done(self: ExpertLoader) -> None:
+        take_back(self)
+        for entry in self.ahead._under_way:
+            self.lanes.wait(entry.jobs)
+
+    monkeypatch.setattr(Lanes, "_read", fails_ahead)
+    monkeypatch.setattr(ExpertLoader, "take_store_back", when_all_is_done)
+    streamed = gate.run(tiny_model("tiny"), ON, PROMPT, poison=True)
+    gate.assert_same(streamed, gate.run(tiny_model("tiny"), gate.RESIDENT, PROMPT))
+    assert streamed.counts["read_ahead"] > gate.N_TOKENS
+    assert streamed.counts["used_ahead"] == streamed.counts["late"] == 0
+
+
+def test_what_arrives_between_tokens_is_counted(tiny_model: TinyModel) -> None:
+    with gate.open_session(tiny_model("tiny"), ON) as session:
+        router = session._opened.router
+        assert router is not None
+        done = router.loader.lanes.counters.reads
+        before = int(done.sum())
+
+        def change(_token: int) -> None:
+            session.set_live({"stream.overlap": "on"})  # waits for all that is under way
+
+        session.generate(PROMPT[0], n_predict=60, on_token=change)
+        router.loader.settle()
+        session.generate(PROMPT[0], n_predict=2)
+        router.loader.settle()
+        told = int(done.sum()) - before - router.loader._between_steps.reads
+        counts = session.counts()
+    assert counts is not None and counts.reads == told > 0
+
+
+def test_notes_follow_what_is_asked_and_possible(tiny_model: TinyModel) -> None:
+    with gate.open_session(tiny_model("tiny"), ON | {"stream.io-threads": 1}) as session:
+        for lanes, is_off in ((1, True), (4, False), (1, True)):
+            session.set_live({"stream.io-threads": lanes})
+            assert ("prefetch is off" in str(session.notes)) == is_off
+            assert session.resolved.stream.prefetch == ("off" if is_off else "on")
+
+
+@pytest.mark.parametrize("overlap", ["on", "off"])
+def test_poison_is_only_written_by_who_has_the_store(
+    overlap: str, tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Elsewhere what was just given up may be on its way again."""
+    poison, guests = ExpertCache._poison_slices, list[int]()
+
+    with gate.open_session(
+        tiny_model("tiny"), ON | {"stream.overlap": overlap}, poison=True
+    ) as session:
+        router = session._opened.router
+        assert router is not None
+        ahead = router.loader.ahead
+
+        def watched(self: ExpertCache, index: int, experts: Any) -> None:
+            if ahead._guessing is not None and current_thread() is main_thread():
+                guests.append(index)
+            poison(self, index, experts)
+
+        monkeypatch.setattr(ExpertCache, "_poison_slices", watched)
+        session.generate(PROMPT[0], n_predict=60)
+        assert session._opened.store.evictions > 60
+    assert guests == []
+
+
+def test_a_prompt_does_not_read_ahead_for_the_layer_that_computes_its_end_alone(
+    tiny_model: TinyModel,
+) -> None:
+    with gate.open_session(tiny_model("tiny"), ON) as session:
+        session.generate(gate.PROMPTS[2], n_predict=1)
+        router = session._opened.router
+        assert router is not None
+        *others, last = router.loader.ahead.counters.read.tolist()
+    assert sum(others) > 0 == last
 
 
 def test_dropping_is_combined_with_guessing_only_if_asked_for(tiny_model: TinyModel) -> None:

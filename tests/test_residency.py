@@ -13,9 +13,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engine.counters import ABSENT, RESIDENT
+from engine.ahead import ReadAhead
+from engine.counters import ABSENT, RESIDENT, GuessCounters
 from engine.experts import Bank, ExpertLayer, ExpertTag, slice_pages
-from engine.lanes import Move, Read
+from engine.lane_jobs import Move, Read
+from engine.lanes import Lanes
 from engine.mapping import PAGE, ShardMapping, move_pages, page_ceil
 from engine.residency import ExpertCache, NoCache
 from engine.sizing import mappings_needed
@@ -91,6 +93,42 @@ def test_nothing_staged_is_no_call(arena: tuple[list[ExpertLayer], ShardMapping]
     cache.stage(0, [0, 1])
     assert cache.stage(1, []) == []
     assert cache.is_resident(0, 0) and cache.is_resident(0, 1)
+
+
+def test_an_expert_without_pages_of_its_own() -> None:
+    """Its slices lie where the bank's end shares a page with another tensor: nothing to read."""
+    last = N_EXPERT - 1
+    large = Bank("blk.0.up", 0, 0, 3 * PAGE, N_EXPERT)
+    small = Bank("blk.1.up", 0, N_EXPERT * 3 * PAGE, 2000, N_EXPERT)
+    assert small.inside_last < small.offset + last * 2000
+    layers = [ExpertLayer(0, (large,)), ExpertLayer(1, (small,))]
+    end = small.offset + N_EXPERT * 2000
+    memory = mmap.mmap(-1, page_ceil(end), mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory))
+    shard = ShardMapping.at(Path("arena"), address, 0, page_ceil(end), end)
+    cache = ExpertCache(layers, [shard], layers[0].entry_bytes)
+    cache.stage(0, [0])
+    assert cache.stage(1, [last]) == []
+    # What left for it must not wait for reads that never come: by then it may be back.
+    assert cache.evictions == 1 and cache.take_releases() == []
+    cache.forget(1, [last])
+    lanes = Lanes([], 1)
+    ahead = ReadAhead(cache, lanes, GuessCounters(2), lambda _outcomes: None)
+    ahead.begin(1, [last], 4)
+    assert cache.is_resident(1, last)
+    ahead.settle()
+    lanes.close()
+    cache.set_budget(1)
+    assert not cache.is_resident(1, last)
+
+
+def test_edges_stay_again_when_the_budget_has_grown_again() -> None:
+    with arena_of(1) as (layers, shard):
+        cache = ExpertCache(layers, [shard], 1 << 30, moves_pages=True)
+        assert cache._keeps_edges
+        for budget, keeps in ((1, False), (1 << 30, True)):
+            cache.set_budget(budget)
+            assert cache._keeps_edges == keeps
 
 
 @pytest.mark.parametrize("moves_pages", [True, False])

@@ -8,11 +8,13 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from engine.errors import ContextFull, GraphChanged, InputError, ModelError, ReadError
+from engine.lanes import Lanes
 from engine.residency import ExpertCache
 from engine.session import Session
 from engine.telemetry import MIB, ProcessUse
@@ -219,6 +221,62 @@ def test_a_changed_graph_is_learned_again_and_the_answer_is_right(
     rows = [line for line in trace.read_text().splitlines() if line[0].isdigit()]
     keys = [tuple(row.split(",")[:5]) for row in rows]
     assert len(keys) == len(set(keys))
+
+
+def test_a_changed_graph_that_costs_the_context_is_told(tiny_model: TinyModel) -> None:
+    """A recurrent state does not go back: what would follow is no answer to what was asked."""
+    with gate.open_session(tiny_model("tiny-hybrid"), EVICTING, poison=True) as session:
+        hook = session._opened.hook
+        said: list[int] = []
+
+        def on_token(_token: int) -> None:
+            said.append(1)
+            if len(said) == 20:
+                hook._marks_by_name[b"elsewhere"] = hook._marks_by_name.pop(b"ffn_moe_topk-2")
+
+        with pytest.raises(GraphChanged):
+            session.generate(HELLO, n_predict=40, on_token=on_token)
+        again = session.generate(HELLO, n_predict=40)
+    with gate.open_session(tiny_model("tiny-hybrid"), gate.RESIDENT) as resident:
+        assert again.tokens == resident.generate(HELLO, n_predict=40).tokens
+
+
+def test_a_live_change_that_is_refused_changes_nothing(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_lanes: Lanes, count: int) -> None:
+        raise InputError(f"{count} are too many")
+
+    monkeypatch.setattr(Lanes, "set_count", refuse)
+    with pytest.raises(InputError, match="9 are too many"):
+        session.set_live({"routing.n-expert-used": 2, "stream.io-threads": 9})
+    router = session._opened.router
+    assert router is not None and router.live_top_k == 0 == session.config.routing.n_expert_used
+
+
+def test_what_was_staged_and_never_read_is_read_again(
+    tiny_model: TinyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever stops a layer between staging and reading: the next answer is right."""
+    submit, left = Lanes.submit, [100]
+
+    def sometimes(self: Lanes, *arguments: Any, **options: Any) -> Any:
+        left[0] -= 1
+        if left[0] == 0 and not options:
+            raise MemoryError
+        return submit(self, *arguments, **options)
+
+    monkeypatch.setattr(Lanes, "submit", sometimes)
+    settings = EVICTING | NO_PREFETCH | {"stream.cache-mb": 3}
+    with gate.open_session(tiny_model("tiny"), settings, poison=True) as session:
+        for _ in range(8):
+            left[0] = 4
+            with pytest.raises(MemoryError):
+                session.generate(HELLO, n_predict=60)
+            answer = session.generate(HELLO, n_predict=60)
+    with gate.open_session(tiny_model("tiny"), gate.RESIDENT) as resident:
+        resident.generate(HELLO, n_predict=60)
+        assert answer.tokens == resident.generate(HELLO, n_predict=60).tokens
 
 
 def test_a_graph_that_stays_unknown_fails_and_is_not_bet_on_twice(

@@ -19,7 +19,7 @@ from pathlib import Path
 from engine.config import RunConfig
 from engine.demo import DEMO_MODEL
 from engine.guessing import Guess
-from engine.lanes import Read
+from engine.lane_jobs import Read
 from engine.marks import Role
 from engine.routing import ExpertRouter
 from engine.session import Session
