@@ -10,7 +10,7 @@ import functools
 import itertools
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +89,15 @@ def test_slices_smaller_than_a_page(tiny_model: TinyModel) -> None:
     assert streamed.counts["evictions"] > gate.N_TOKENS
 
 
+def slow(cases: Iterable[Any]) -> list[Any]:
+    """Cases that only `make test-slow` runs: each takes seconds, and there is a quick one."""
+    marked = pytest.mark.slow
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marked)
+        for case in cases
+    ]
+
+
 READING = {
     "serial": {"stream.overlap": "off", "stream.prefetch": "off"},
     "overlap": {"stream.overlap": "on", "stream.prefetch": "off"},
@@ -99,8 +108,18 @@ READING = {
 
 @pytest.mark.parametrize(
     ("kind", "reading", "cache_mb"),
-    [(kind, "both", 1) for kind in KINDS]
-    + [("tiny-mixed", reading, size) for reading in READING for size in (1, 2)],
+    [
+        ("tiny-mixed", "both", 1),
+        ("tiny-hybrid", "both", 1),
+        ("tiny-mixed", "prefetch", 2),
+        *slow((kind, "both", 1) for kind in KINDS if kind not in ("tiny-mixed", "tiny-hybrid")),
+        *slow(
+            ("tiny-mixed", reading, size)
+            for reading in READING
+            for size in (1, 2)
+            if (reading, size) not in (("both", 1), ("prefetch", 2))
+        ),
+    ],
 )
 def test_reading_while_computing(
     kind: str,
@@ -122,7 +141,7 @@ def test_reading_while_computing(
         assert counts["read_ahead"] == 0
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 8])
+@pytest.mark.parametrize("lanes", [8, *slow([1, 2])])
 def test_reading_while_computing_with_other_lanes(
     lanes: int, tiny_model: TinyModel, resident: Callable[..., Run], slow_disk: None
 ) -> None:
@@ -156,7 +175,7 @@ def test_reading_changes_between_tokens(
     assert streamed.counts["used_ahead"] > 0 and streamed.counts["apart"] > 0
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["tiny-mixed", *slow(k for k in KINDS if k != "tiny-mixed")])
 def test_edges_that_stay_and_are_given_back(
     kind: str,
     tiny_model: TinyModel,

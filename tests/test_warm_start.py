@@ -30,7 +30,7 @@ from engine.session import Session
 from engine.traces import MISS, read_route_trace
 from engine.warm_start import hottest
 from tests import gate
-from tests.test_lossless import KINDS, resident, slow_disk
+from tests.test_lossless import KINDS, resident, slow, slow_disk
 
 __all__ = ["resident", "slow_disk"]
 
@@ -102,8 +102,15 @@ def saved() -> list[Path]:
     return sorted(popularity.folder().glob("*"))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("cache_mb", [1, 2])
+@pytest.mark.parametrize(
+    ("cache_mb", "kind"),
+    [
+        (1, "tiny-mixed"),
+        (2, "tiny"),
+        *slow((1, kind) for kind in KINDS if kind != "tiny-mixed"),
+        *slow((2, kind) for kind in KINDS if kind != "tiny"),
+    ],
+)
 def test_output_is_lossless_while_it_warms(
     kind: str,
     cache_mb: int,
