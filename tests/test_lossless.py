@@ -34,6 +34,15 @@ KINDS = (
 TinyModel = Callable[..., Path]
 
 
+def slow(cases: Iterable[Any]) -> list[Any]:
+    """Cases that only `make test-slow` runs: each takes seconds, and there is a quick one."""
+    marked = pytest.mark.slow
+    return [
+        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marked)
+        for case in cases
+    ]
+
+
 @pytest.fixture(scope="session")
 def resident(tiny_model: TinyModel) -> Callable[..., Run]:
     """The reference run of a kind, made once."""
@@ -89,15 +98,6 @@ def test_slices_smaller_than_a_page(tiny_model: TinyModel) -> None:
     assert streamed.counts["evictions"] > gate.N_TOKENS
 
 
-def slow(cases: Iterable[Any]) -> list[Any]:
-    """Cases that only `make test-slow` runs: each takes seconds, and there is a quick one."""
-    marked = pytest.mark.slow
-    return [
-        pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=marked)
-        for case in cases
-    ]
-
-
 READING = {
     "serial": {"stream.overlap": "off", "stream.prefetch": "off"},
     "overlap": {"stream.overlap": "on", "stream.prefetch": "off"},
@@ -110,9 +110,8 @@ READING = {
     ("kind", "reading", "cache_mb"),
     [
         ("tiny-mixed", "both", 1),
-        ("tiny-hybrid", "both", 1),
         ("tiny-mixed", "prefetch", 2),
-        *slow((kind, "both", 1) for kind in KINDS if kind not in ("tiny-mixed", "tiny-hybrid")),
+        *slow((kind, "both", 1) for kind in KINDS if kind != "tiny-mixed"),
         *slow(
             ("tiny-mixed", reading, size)
             for reading in READING
@@ -238,8 +237,9 @@ def test_everything_loaded(kind: str, tiny_model: TinyModel, resident: Callable[
     assert streamed.counts["hits"] > 10 * streamed.counts["misses"] > 0
 
 
-@pytest.mark.parametrize("lanes", [1, 4, 8])
-@pytest.mark.parametrize("o_direct", [True, False])
+@pytest.mark.parametrize(
+    ("lanes", "o_direct"), [(1, True), (8, False), *slow([(1, False), (4, True), (8, True)])]
+)
 def test_lanes(
     lanes: int, o_direct: bool, tiny_model: TinyModel, resident: Callable[..., Run]
 ) -> None:

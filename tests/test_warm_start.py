@@ -106,9 +106,8 @@ def saved() -> list[Path]:
     ("cache_mb", "kind"),
     [
         (1, "tiny-mixed"),
-        (2, "tiny"),
         *slow((1, kind) for kind in KINDS if kind != "tiny-mixed"),
-        *slow((2, kind) for kind in KINDS if kind != "tiny"),
+        *slow((2, kind) for kind in KINDS),
     ],
 )
 def test_output_is_lossless_while_it_warms(
