@@ -113,7 +113,7 @@ def _mapped_lines(plan: Plan, summary: LimitSummary) -> Iterator[str]:
 
 
 def _progress(one: MappedFigures) -> str:
-    came = f"{one.tokens or 'not one'} token{'s' * (one.tokens != 1)} in {one.lasted_s:.0f} s"
+    came = f"{one.tokens or 'no'} token{'s' * (one.tokens > 1)} in {one.lasted_s:.0f} s"
     return came if one.tokens >= FEWEST_FOR_RATE else f"{came}, {FEWEST_FOR_RATE} are needed"
 
 
