@@ -301,8 +301,8 @@ def test_lanes_that_change_between_tokens(
 def test_fewer_experts_live_equal_fewer_at_load(
     kind: str, tiny_model: TinyModel, resident: Callable[..., Run]
 ) -> None:
-    first = gate.PROMPTS[:1]
-    with gate.open_session(tiny_model(kind), EVICTING, poison=True) as session:
+    first, evicting = gate.PROMPTS[:1], EVICTING | gate.NO_PREFETCH
+    with gate.open_session(tiny_model(kind), evicting, poison=True) as session:
         top_k = session.model_info.n_expert_used
         session.set_live({"routing.n-expert-used": 2})
         live = _logits(session, first[0])
@@ -311,7 +311,7 @@ def test_fewer_experts_live_equal_fewer_at_load(
         at_load = _logits(session, first[0])
     assert np.array_equal(live, at_load)
     # No read is made for the slots that are left out.
-    everything = gate.run(tiny_model(kind), EVICTING, first, poison=True).counts
+    everything = gate.run(tiny_model(kind), evicting, first, poison=True).counts
     assert counts["routed"] * top_k == everything["routed"] * 2
     assert counts["misses"] < everything["misses"]
 
