@@ -169,12 +169,13 @@ class ReadAhead:
 
     def _arrived(self, entry: _Entry) -> None:
         store, index = self.store, entry.index
+        outcomes = [job.outcome for job in entry.jobs if job.outcome is not None]
+        failed = any(job.failure for job in entry.jobs) or any(o.error for o in outcomes)
+        if failed:
+            self.unrouted(index).discard(entry.expert)
         if entry.expert not in self.unrouted(index):
             store.let_go(index, [entry.expert])
-        outcomes = [job.outcome for job in entry.jobs if job.outcome is not None]
-        if any(job.failure for job in entry.jobs) or any(o.error for o in outcomes):
-            self.unrouted(index).discard(entry.expert)
-            store.let_go(index, [entry.expert])
+        if failed:
             store.forget(index, [entry.expert])
             return
         store.arrived([outcome.read for outcome in outcomes])

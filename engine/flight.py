@@ -29,8 +29,7 @@ class Flight:
         self._groups: list[list[Job]] = [[] for _ in banks]
         place = {name: position for position, name in enumerate(banks)}
         for job in jobs:
-            is_read = isinstance(job.work, Read)
-            self._groups[place.get(bank_of(job.work), -1) if is_read else -1].append(job)
+            self._groups[place.get(bank_of(job.work), -1)].append(job)
 
     @property
     def is_done(self) -> bool:
@@ -61,7 +60,7 @@ def by_bank(reads: Sequence[Read], banks: Sequence[str]) -> list[Read]:
 
 
 def bank_of(read: object) -> str:
-    """The bank that a read of an expert is for."""
+    """The bank that a read of an expert is for; no name for anything else."""
     return str(getattr(getattr(read, "tag", None), "projection", ""))
 
 

@@ -61,7 +61,7 @@ class RouterMatrix:
         `ranked` are their scores, the highest first. A guess: the model may scale weights later.
         """
         if self.plan.activation == "UNARY":
-            weights = 1 / (1 + np.exp(-ranked))
+            weights = _activated(ranked, "UNARY")
         else:
             weights = np.exp(ranked - ranked[0])
         return int(np.count_nonzero(weights >= share * weights.sum()))

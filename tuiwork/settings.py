@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from cyclopts import Group, Parameter
+from cyclopts import Group, Parameter, validators
 
 from engine.config import SETTINGS, RunConfig, allowed
 from engine.profile import resolve
@@ -40,6 +40,19 @@ def switch(help: str, group: Group | None = None) -> Parameter:
         # Said as None, it would be in no group, and so not in the help.
         return Parameter(help=help, negative="", show_default=False)
     return Parameter(help=help, negative="", show_default=False, group=group)
+
+
+def whole_number(help: str, group: Group, gte: int, lte: int | None = None) -> Parameter:
+    """A number from `gte` to `lte`; said twice, the last one counts."""
+    return Parameter(
+        help=help,
+        validator=validators.Number(gte=gte, lte=lte),
+        metavar="N",
+        # As of a setting: -5 is out of range and no option, and the last one counts.
+        allow_leading_hyphen=True,
+        allow_repeating=True,
+        group=group,
+    )
 
 
 @Parameter(name="*")

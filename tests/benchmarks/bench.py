@@ -24,6 +24,9 @@ MEASURED = slice(WARM_UP, None)
 HEADROOM_MIB = 2200
 """What a limit must leave beside the cache: dense weights, KV, compute buffers, the interpreter."""
 
+SERIAL_READS = ["stream.overlap=off", "stream.prefetch=off"]
+"""Settings under which reads are timed by themselves: nothing is computed meanwhile."""
+
 Cell = dict[str, Any]
 """What one run printed (`tests/benchmarks/cell.py`)."""
 

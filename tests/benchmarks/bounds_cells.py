@@ -12,6 +12,7 @@ import numpy as np
 from engine.config import RunConfig
 from tests.benchmarks.bench import (
     HEADROOM_MIB,
+    SERIAL_READS,
     WARM_UP,
     Attempt,
     Bench,
@@ -30,7 +31,7 @@ RESIDENT_TOKENS = 32
 
 PATHS = {
     MAPPED: ["stream.enabled=false"],
-    SERIAL: ["stream.overlap=off", "stream.prefetch=off"],
+    SERIAL: SERIAL_READS,
     LOSSLESS: [],
     LOSSY: ["routing.drop-cold-experts=0.75"],
 }

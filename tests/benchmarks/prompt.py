@@ -17,15 +17,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from tests.benchmarks.bench import fio_mib_s, read_block_bytes
+from tests.benchmarks.bench import MIB, SERIAL_READS, fio_mib_s, read_block_bytes
 from tests.benchmarks.bounds_report import table
 from tests.benchmarks.cell import opened
 from tests.benchmarks.context_cell import random_prompts
 from tests.benchmarks.limits import run_limited
 
-MIB = 1 << 20
 PATHS = {
-    "serial": ["stream.overlap=off", "stream.prefetch=off"],
+    "serial": SERIAL_READS,
     "overlap": ["stream.prefetch=off"],
     "prefetch": [],
 }

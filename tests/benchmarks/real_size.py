@@ -18,6 +18,7 @@ import numpy as np
 from engine.model_file import ModelFile
 from tests.benchmarks.bench import (
     HEADROOM_MIB,
+    SERIAL_READS,
     WARM_UP,
     Bench,
     fio_mib_s,
@@ -26,9 +27,6 @@ from tests.benchmarks.bench import (
     read_block_bytes,
     read_rate,
 )
-
-SERIAL = ["stream.overlap=off", "stream.prefetch=off"]
-"""Where reads are to be timed by themselves."""
 
 
 def against_mapped(bench: Bench, limit_mib: int, timeout_s: float) -> None:
@@ -85,7 +83,7 @@ def against_fio(bench: Bench, lanes: int) -> None:
     ratios, ours_all, theirs_all = [], [], []
     for _ in range(max(3, bench.rounds)):
         theirs = fio_mib_s(bench.model, block, lanes)
-        cell = bench.cell(["stream.cache-mb=2000", f"stream.io-threads={lanes}", *SERIAL])
+        cell = bench.cell(["stream.cache-mb=2000", f"stream.io-threads={lanes}", *SERIAL_READS])
         assert cell is not None
         ours = read_rate(cell)
         ratios.append(ours / theirs)
@@ -103,7 +101,7 @@ def against_floor(bench: Bench, cache_mib: int) -> None:
     rests, shares, floors = [], [], []
     for _ in range(max(3, bench.rounds)):
         resident = bench.attempt(["stream.enabled=false"], answered_before=True).cell
-        ours = bench.cell([f"stream.cache-mb={cache_mib}", *SERIAL])
+        ours = bench.cell([f"stream.cache-mb={cache_mib}", *SERIAL_READS])
         assert resident is not None and ours is not None
         tail = slice(len(ours["wall_ms"]) // 2, None)
         wall, io, mgmt = (np.array(ours[key])[tail] for key in ("wall_ms", "stall_ms", "mgmt_ms"))

@@ -6,11 +6,11 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Group, Parameter, validators
+from cyclopts import Group, Parameter
 
 from engine.errors import InputError
 from tuiwork import console
-from tuiwork.settings import CommonFlags, switch
+from tuiwork.settings import CommonFlags, switch, whole_number
 
 if TYPE_CHECKING:
     from engine.config import RunConfig
@@ -38,25 +38,16 @@ def quality(
     ] = None,
     tokens: Annotated[
         int,
-        Parameter(
-            help="most tokens of the text; 0: all of it",
-            validator=validators.Number(gte=0),
-            metavar="N",
-            allow_leading_hyphen=True,
-            allow_repeating=True,
-            group=MEASURED,
-        ),
+        whole_number("most tokens of the text; 0: all of it", MEASURED, gte=0),
     ] = 1024,
     warm_up: Annotated[
         int,
-        Parameter(
-            help="tokens that are read as a prompt before scoring, so that the cache is warm; "
+        whole_number(
+            "tokens that are read as a prompt before scoring, so that the cache is warm; "
             "0: start cold",
-            validator=validators.Number(gte=0, lte=2**20),
-            metavar="N",
-            allow_leading_hyphen=True,
-            allow_repeating=True,
-            group=MEASURED,
+            MEASURED,
+            gte=0,
+            lte=2**20,
         ),
     ] = 64,
     set_of: Annotated[

@@ -6,11 +6,11 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-from cyclopts import Group, Parameter, validators
+from cyclopts import Group, Parameter
 
 from engine.errors import InputError
 from tuiwork import console
-from tuiwork.settings import CommonFlags, switch
+from tuiwork.settings import CommonFlags, switch, whole_number
 
 if TYPE_CHECKING:
     from engine.config import RunConfig
@@ -50,35 +50,21 @@ def tune(
     force: Annotated[bool, switch("replace a profile that is there", TUNING)] = False,
     tokens: Annotated[
         int,
-        Parameter(
-            help="tokens that each measurement counts",
-            validator=validators.Number(gte=16, lte=2**20),
-            metavar="N",
-            allow_leading_hyphen=True,
-            allow_repeating=True,
-            group=TUNING,
-        ),
+        whole_number("tokens that each measurement counts", TUNING, gte=16, lte=2**20),
     ] = 48,
     warm_up: Annotated[
         int,
-        Parameter(
-            help="tokens before them, which fill the cache and are not counted",
-            validator=validators.Number(gte=0, lte=2**20),
-            metavar="N",
-            allow_leading_hyphen=True,
-            allow_repeating=True,
-            group=TUNING,
+        whole_number(
+            "tokens before them, which fill the cache and are not counted", TUNING, gte=0, lte=2**20
         ),
     ] = 32,
     rounds: Annotated[
         int,
-        Parameter(
-            help="most rounds of a comparison; a gain is believed after three at the earliest",
-            validator=validators.Number(gte=3, lte=50),
-            metavar="N",
-            allow_leading_hyphen=True,
-            allow_repeating=True,
-            group=TUNING,
+        whole_number(
+            "most rounds of a comparison; a gain is believed after three at the earliest",
+            TUNING,
+            gte=3,
+            lte=50,
         ),
     ] = 5,
     text: Annotated[
