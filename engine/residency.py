@@ -78,7 +78,9 @@ class ExpertCache(ExpertStore):
         self._entry_bytes = [layer.entry_bytes for layer in self.layers]
         for index, layer in enumerate(self.layers):
             for bank in layer.banks:
-                self.mappings[bank.shard].claim(bank.inside_first, bank.inside_last)
+                mapping = self.mappings[bank.shard]
+                mapping.claim(bank.inside_first, bank.inside_last)
+                mapping.use_small_pages(bank.inside_first, bank.inside_last)
             if poison:
                 self._poison_slices(index, range(layer.n_expert))
 

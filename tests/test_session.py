@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import threading
 import time
@@ -190,6 +191,31 @@ def test_memory_follows_the_budget(tiny_model: TinyModel) -> None:
         grown = ProcessUse.now().rss_anon_mib
         # A budget of a quarter, and the pages that a slice's two ends share with neighbours.
         assert grown - shrunk < 0.15 * held / MIB + 8
+
+
+@pytest.mark.skipif(
+    not Path("/sys/kernel/mm/transparent_hugepage").is_dir(), reason="a kernel without large pages"
+)
+def test_no_large_page_holds_what_the_budget_does_not_count(tiny_model: TinyModel) -> None:
+    """Where they are always on, the first byte that is read into 2 MiB would take all of them."""
+    with gate.open_session(tiny_model("tiny"), EVICTING) as session:
+        opened = session._opened
+        banks = [bank for layer in opened.layers for bank in layer.banks]
+        base = opened.mappings[0].base
+        small = [range_ for range_, flags in _mappings_of_this_process() if "nh" in flags.split()]
+        for bank in banks:
+            assert any(base + bank.inside_first in range_ for range_ in small)
+
+
+def _mappings_of_this_process() -> list[tuple[range, str]]:
+    """Which addresses each has, and its VmFlags."""
+    found, addresses = [], range(0)
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        if match := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            addresses = range(int(match[1], 16), int(match[2], 16))
+        elif line.startswith("VmFlags:"):
+            found.append((addresses, line))
+    return found
 
 
 @pytest.mark.parametrize("node", [b"ffn_moe_topk-2", b"ffn_moe_weights_norm-2"])
