@@ -30,10 +30,6 @@ class _Entry:
         self.expert = expert
         self.jobs = jobs
 
-    @property
-    def is_done(self) -> bool:
-        return all(job.done for job in self.jobs)
-
 
 class ReadAhead:
     """What is read ahead, and what became of it. Lives on the callback's thread."""
@@ -66,10 +62,13 @@ class ReadAhead:
         return bool(self._under_way or self._unrouted or self._named or self._leaving)
 
     def begin_guess(self, guess: Guess) -> None:
-        """Let a lane find out what `guess` names, and begin to read that.
+        """Begin to read what `guess` names; a lane finds that out if it takes long.
 
-        Until `join` the store is that lane's.
+        Then the store is that lane's until `join`.
         """
+        if guess.is_quick:
+            self.begin(guess.index, guess.name(), guess.most_under_way)
+            return
         self._guessing = self._lanes.run(
             lambda: self.begin(guess.index, guess.name(), guess.most_under_way)
         )
@@ -151,9 +150,14 @@ class ReadAhead:
 
     def collect(self) -> None:
         """Take note of what the lanes have done since."""
-        for entry in [entry for entry in self._under_way if entry.is_done]:
-            self._under_way.remove(entry)
-            self._arrived(entry)
+        # Hot path: plain loops.
+        for entry in tuple(self._under_way):
+            for job in entry.jobs:
+                if not job.done:
+                    break
+            else:
+                self._under_way.remove(entry)
+                self._arrived(entry)
 
     def settle(self) -> None:
         """Wait until nothing is under way; what is there may leave like any other entry."""

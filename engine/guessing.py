@@ -8,6 +8,7 @@ prompt's batch it names all that its tokens will probably need, in the order of 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,9 +40,14 @@ class Guess:
 
     index: int
     name: Callable[[], Sequence[int]]
-    """Names them, the first to be read first. Takes some 0.1 ms; may run on any thread."""
+    """Names them, the first to be read first. May run on any thread, if it is not quick."""
     most_under_way: int
     """Experts being read ahead beyond which no more are begun."""
+    is_quick: bool
+    """Whether naming them costs less than handing it to another thread.
+
+    Then it must be done before the graph goes on, some 0.1 ms.
+    """
 
 
 class Guesser:
@@ -50,17 +56,15 @@ class Guesser:
     def __init__(self, routers: Sequence[RouterMatrix | None]) -> None:
         """`routers` of the routed layers, None where one is not understood."""
         self._routers = list(routers)
+        pairs = itertools.pairwise(self._routers)
+        self._can_guess = [*(None not in pair for pair in pairs), False]
+        """By routed layer: whether the one after it can be guessed."""
         self._inputs: dict[int, tuple[int, Tensor, bytes]] = {}
 
     @property
     def n_guessable(self) -> int:
         """Routed layers that can be guessed."""
-        return sum(self._can_guess(index) for index in range(len(self._routers)))
-
-    def _can_guess(self, index: int) -> bool:
-        """Whether the layer after routed layer `index` can be guessed."""
-        pair = self._routers[index : index + 2]
-        return len(pair) == 2 and None not in pair
+        return sum(self._can_guess)
 
     def next_layer(
         self,
@@ -76,10 +80,9 @@ class Guesser:
         None where it cannot be guessed. An expert whose share of the token's weight would be below
         `least_share` is not named. `forced` replaces what is named, not the work for it.
         """
-        if not self._can_guess(index):
+        if not self._can_guess[index]:
             return None
-        # A copy: while a lane looks at it, the graph goes on and may use its memory again.
-        inputs = self.router_input(index, routing).copy()
+        inputs = self.router_input(index, routing)
         n_tokens = len(inputs)
         if n_tokens == 0:
             return None
@@ -87,24 +90,27 @@ class Guesser:
         assert following is not None
         if n_tokens > LARGEST_SAMPLE:
             inputs = inputs[:: -(-n_tokens // LARGEST_SAMPLE)]
-
+        is_quick = n_tokens == 1
+        if not is_quick:
+            # While a lane looks at it, the graph goes on and may use its memory again.
+            inputs = inputs.copy()
         sure = math.ceil(GUESSED_SHARE * top_k)
 
         def name() -> Sequence[int]:
             scores = following.scores(inputs)
             named = likeliest(scores, top_k)
-            if n_tokens == 1 and least_share:
+            if is_quick and least_share:
                 named = named[: following.n_above(least_share, scores[0, named])]
             if forced is not None:
                 named = list(forced)
-            return named[:sure] if n_tokens == 1 else sorted(named)
+            return named[:sure] if is_quick else sorted(named)
 
-        most = MOST_UNDER_WAY if n_tokens == 1 else len(following.matrix)
-        return Guess(index + 1, name, most)
+        most = MOST_UNDER_WAY if is_quick else len(following.matrix)
+        return Guess(index + 1, name, most, is_quick)
 
     def ranked_next(self, index: int, routing: int, top_k: int) -> list[int] | None:
         """All `top_k` that the next layer would be guessed to route to; None: not guessable."""
-        if not self._can_guess(index):
+        if not self._can_guess[index]:
             return None
         following = self._routers[index + 1]
         assert following is not None

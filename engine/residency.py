@@ -65,6 +65,7 @@ class ExpertCache(ExpertStore):
         self._moves_pages = moves_pages
         self._edge_bytes = sum(bank.edge_bytes for layer in self.layers for bank in layer.banks)
         self._keeps_edges = self._may_keep_edges()
+        self._known_cores: dict[int, tuple[Release, ...]] = {}
         self._gone: list[tuple[int, int]] = []
         self.planner: Planner | None = None
         self._planned: set[int] = set()
@@ -258,6 +259,10 @@ class ExpertCache(ExpertStore):
             self._gone.append((index, expert))
 
     def _give_up_memory(self, index: int, expert: int, *, unread: bool = False) -> None:
+        if self._keeps_edges and not unread:
+            # Hot path: the same pages whoever else is resident.
+            self._releases += self._cores_of(index, expert)
+            return
         resident, key = self._retention.resident, index * self.n_expert + expert
         before = resident[key - 1] if expert else 0
         after = resident[key + 1] if expert + 1 < self.n_expert else 0
@@ -272,6 +277,23 @@ class ExpertCache(ExpertStore):
                 # What was never read has no memory that a read could take over.
                 core = (0, 0) if unread else (bank.core_first(expert), bank.core_bytes)
                 self._releases.append(Release(bank.shard, first, last, *core))
+
+    def _cores_of(self, index: int, expert: int) -> tuple[Release, ...]:
+        """An entry's slices without their edges. Kept once made, like its reads."""
+        key = index * self.n_expert + expert
+        known = self._known_cores.get(key)
+        if known is None:
+            cores = [
+                (bank.shard, bank.core_first(expert), bank.core_bytes)
+                for bank in self.layers[index].banks
+                if bank.core_bytes
+            ]
+            known = tuple(
+                Release(shard, first, first + n_bytes, first, n_bytes)
+                for shard, first, n_bytes in cores
+            )
+            self._known_cores[key] = known
+        return known
 
     def _into_freed_memory(self, index: int, reads: list[Read]) -> list[Read]:
         """Pair reads with slices of the same size that were evicted for them."""
