@@ -57,7 +57,9 @@ def _apply_settled(
         taken = opened.store.resident_bytes
         choice = choose_cache(config, opened.layers, opened.top_k, taken)
         resize(opened, config, choice.budget_bytes, poison=poison)
-    read_as_asked(opened, config)
+    if any(key.startswith(("stream.", "routing.")) for key in changes):
+        # Else what timing has found out about prefetch still holds.
+        read_as_asked(opened, config)
     opened.router.rule = cold_rule(config)
     opened.hook.mark_nodes()
 

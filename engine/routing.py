@@ -264,14 +264,15 @@ class ExpertRouter:
         ids = self._used(all_ids)
         weights = self._used(weights_at(final, all_ids.shape))
         resident = self._resident(index, ids)
-        ahead = np.isin(ids, list(self.loader.ahead.unrouted(index)))
         asked, made = ids.copy(), weights.copy()
         dropped = self._drop(index, ids, weights, resident)
         self._repeat_first(all_ids)
         kept = ids if dropped is None else ids[~dropped]
+        ahead = self.loader.ahead.unrouted(index).copy() if self.observer is not None else set()
         reads = self._stage(index, kept.ravel().tolist(), started)
         if self.observer is not None:
-            self._observe(index, asked, made, (resident, ahead), dropped, reads)
+            was_ahead = np.isin(asked, list(ahead))
+            self._observe(index, asked, made, (resident, was_ahead), dropped, reads)
 
     def _resident(self, index: int, ids: np.ndarray) -> np.ndarray:
         is_resident = self.store.is_resident

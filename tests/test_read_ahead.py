@@ -316,6 +316,20 @@ def test_a_router_that_is_not_understood_is_not_guessed() -> None:
     assert Guesser([None]).n_guessable == Guesser([]).n_guessable == 0
 
 
+def test_only_what_may_change_a_tokens_time_begins_the_trial_anew(tiny_model: TinyModel) -> None:
+    with gate.open_session(tiny_model("tiny"), gate.EVICTING) as session:
+        router = session._opened.router
+        assert router is not None and router.trial is not None
+        for changes, anew in (
+            ({"sampling.temp": 0.5}, False),
+            ({"stream.io-threads": 2}, True),
+            ({"routing.drop-cold-experts": 0.5}, True),
+        ):
+            before = router.trial
+            session.set_live(changes)
+            assert (router.trial is not before) == anew
+
+
 def timed(trial: PrefetchTrial, cost: Callable[[bool], float], tokens: int) -> None:
     for _ in range(tokens):
         trial.token(cost(trial.prefetch))
