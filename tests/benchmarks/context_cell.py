@@ -3,9 +3,9 @@
 `python -m tests.benchmarks.context_cell MODEL TRACE N_TOKENS CONTEXT,… key=value…`
 
 The way to a long context is a prompt of random words that is prefilled in batches; each longer
-prompt goes on from the one before. The longest is answered once before all others, unmeasured: while
-the cache fills, it takes memory that the machine has not touched before, and the first contexts
-would pay for that alone.
+prompt goes on from the one before. The longest is answered once before all others, unmeasured:
+while the cache fills, it takes memory that the machine has not touched before, and the first
+contexts would pay for that alone.
 """
 
 from __future__ import annotations
