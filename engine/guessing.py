@@ -53,9 +53,15 @@ class Guess:
 class Guesser:
     """Guesses each routed layer's experts from the layer before."""
 
-    def __init__(self, routers: Sequence[RouterMatrix | None]) -> None:
-        """`routers` of the routed layers, None where one is not understood."""
+    def __init__(
+        self, routers: Sequence[RouterMatrix | None], *, has_spare_cores: bool = False
+    ) -> None:
+        """`routers` of the routed layers, None where one is not understood.
+
+        `has_spare_cores`: whether a lane can think while the model computes, at no cost to it.
+        """
         self._routers = list(routers)
+        self._has_spare_cores = has_spare_cores
         pairs = itertools.pairwise(self._routers)
         self._can_guess = [*(None not in pair for pair in pairs), False]
         """By routed layer: whether the one after it can be guessed."""
@@ -90,7 +96,8 @@ class Guesser:
         assert following is not None
         if n_tokens > LARGEST_SAMPLE:
             inputs = inputs[:: -(-n_tokens // LARGEST_SAMPLE)]
-        is_quick = n_tokens == 1
+        is_one = n_tokens == 1
+        is_quick = is_one and not self._has_spare_cores
         if not is_quick:
             # While a lane looks at it, the graph goes on and may use its memory again.
             inputs = inputs.copy()
@@ -99,13 +106,13 @@ class Guesser:
         def name() -> Sequence[int]:
             scores = following.scores(inputs)
             named = likeliest(scores, top_k)
-            if is_quick and least_share:
+            if is_one and least_share:
                 named = named[: following.n_above(least_share, scores[0, named])]
             if forced is not None:
                 named = list(forced)
-            return named[:sure] if is_quick else sorted(named)
+            return named[:sure] if is_one else sorted(named)
 
-        most = MOST_UNDER_WAY if is_quick else len(following.matrix)
+        most = MOST_UNDER_WAY if is_one else len(following.matrix)
         return Guess(index + 1, name, most, is_quick)
 
     def ranked_next(self, index: int, routing: int, top_k: int) -> list[int] | None:
@@ -136,7 +143,9 @@ class Guesser:
         return matrix_at(known[1], ctypes.c_float)
 
 
-def model_guesser(plan: GraphPlan, file: ModelFile, mappings: Sequence[ShardMapping]) -> Guesser:
+def model_guesser(
+    plan: GraphPlan, file: ModelFile, mappings: Sequence[ShardMapping], *, has_spare_cores: bool
+) -> Guesser:
     """The guesser of a model's graph, over the router weights where llama.cpp has them."""
 
     def weight(name: str) -> Floats | None:
@@ -152,5 +161,6 @@ def model_guesser(plan: GraphPlan, file: ModelFile, mappings: Sequence[ShardMapp
         [
             router_matrix(layer.router, weight) if layer.router is not None else None
             for layer in plan.layers
-        ]
+        ],
+        has_spare_cores=has_spare_cores,
     )

@@ -18,6 +18,8 @@ import numpy as np
 import pytest
 
 from engine import machine, residency, streaming
+from engine.lane_jobs import Job
+from engine.lanes import Lanes
 from engine.session import Session
 from tests import gate
 from tests.gate import EVICTING, RESIDENT, Run
@@ -150,6 +152,32 @@ def test_reading_while_computing_with_other_lanes(
     # One lane is the callback's own thread, which computes while others would read.
     assert (streamed.counts["read_ahead"] > 0) == (lanes > 1)
     assert ("prefetch is off" in str(streamed.notes)) == (lanes == 1)
+
+
+@pytest.mark.parametrize("n_cpus", [1, 8])
+def test_guesses_are_named_by_whoever_has_time(
+    n_cpus: int,
+    tiny_model: TinyModel,
+    resident: Callable[..., Run],
+    slow_disk: None,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By a lane where the one compute thread leaves cores to spare, else by that thread."""
+    by_lane: list[Callable[[], None]] = []
+
+    def run(lanes: Lanes, task: Callable[[], None]) -> Job:
+        by_lane.append(task)
+        return run_in_lane(lanes, task)
+
+    run_in_lane = Lanes.run
+    monkeypatch.setattr(Lanes, "run", run)
+    monkeypatch.setattr(machine, "usable_cpus", lambda: n_cpus)
+    streamed = gate.run(tiny_model("tiny-mixed"), EVICTING | READING["both"], poison=True)
+    gate.assert_same(streamed, resident("tiny-mixed"))
+    assert streamed.counts["read_ahead"] > streamed.counts["used_ahead"] > gate.N_TOKENS
+    # A prompt's batches are always a lane's.
+    assert (len(by_lane) > len(gate.PROMPTS) * gate.N_TOKENS) == (n_cpus == 8)
+    assert by_lane
 
 
 def test_reading_changes_between_tokens(
