@@ -238,6 +238,8 @@ def _check_readable(path: Path) -> None:
             magic = file.read(4)
     except OSError as error:
         raise ModelError(f"{path}: cannot be read: {error.strerror}") from None
+    if not magic:
+        raise ModelError(f"{path}: is an empty file; copy or download the model again")
     if magic != GGUF_MAGIC:
         raise ModelError(
             f"{path}: is not a GGUF file (it begins with {magic!r}, not {GGUF_MAGIC!r}). "

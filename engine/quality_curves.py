@@ -217,11 +217,14 @@ def _turn(family: str, points: Sequence[_Resampled]) -> Turn | None:
     kl = np.stack([point.kl for point in points], axis=1)
     if saved[0, -1] <= 0 or kl[0].max() <= 0:
         return None
-    below = saved / saved[:, -1:] - kl / np.maximum(kl[:, -1:], np.finfo(float).tiny)
+    # A resample in which the strongest setting saves or costs nothing has no chord, and no turn.
+    has_chord = (saved[:, -1] > 0) & (kl[:, -1] > 0)
+    below = np.zeros_like(saved)
+    below[has_chord] = saved[has_chord] / saved[has_chord, -1:] - kl[has_chord] / kl[has_chord, -1:]
     place = int(below[0].argmax())
     if below[0, place] <= 0:
         return None
-    agreement = float((below[1:].argmax(axis=1) == place).mean())
+    agreement = float((has_chord[1:] & (below[1:].argmax(axis=1) == place)).mean())
     variant = points[place].run.variant
     return Turn(family, variant.name, variant.strength, agreement)
 

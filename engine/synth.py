@@ -145,7 +145,7 @@ def _check_target(parts: Sequence[_Part], *, force: bool) -> None:
         if part.path.is_dir():
             raise InputError(f"{part.path} is a folder: give the name of a file")
         if part.path.exists() and not force:
-            raise InputError(f"{part.path} exists: choose another name, or force to overwrite it")
+            raise InputError(f"{part.path} exists: choose another name, or replace it with --force")
 
 
 def _check_space(parts: Sequence[_Part]) -> None:

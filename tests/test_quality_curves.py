@@ -99,6 +99,17 @@ def test_a_curve_turns_where_it_is_furthest_below_its_chord() -> None:
     assert turn.agreement == 1.0
 
 
+def test_resamples_that_save_nothing_have_no_turn() -> None:
+    """What settings save in a few tokens only, many resamples miss."""
+    points = [(0.25, 0.02, 0.8), (0.75, 0.05, 0.4), (1.0, 0.5, 0.3)]
+    runs = [run(drop(f), kl, read) for f, kl, read in points]
+    for one in runs:
+        one.series["read_bytes"][4:] = 100.0
+    with np.errstate(all="raise"):
+        (turn,) = judged(*runs).turns
+    assert turn.name == "drop 0.75" and 0 < turn.agreement < 1
+
+
 @pytest.mark.parametrize(
     "points",
     [

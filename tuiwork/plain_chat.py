@@ -129,7 +129,7 @@ def _converse(conversation: Conversation) -> None:
 
 def _answer_once(conversation: Conversation, config: RunConfig) -> int:
     prompt = config.run.prompt or piped_text() or PROMPT_WITHOUT_TERMINAL
-    console.note(f"No terminal: answering one prompt. > {prompt}")
+    console.note(f"Nobody types here: answering one prompt. > {prompt}")
     answer = conversation.answer(prompt)
     if answer.stop_reason == "cancelled":
         return 130

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import ClassVar
 
@@ -77,7 +78,10 @@ def key_table() -> Table:
         if not (binding.tooltip or binding.show):
             continue
         keys, _ = by_action.setdefault(binding.action, ([], binding.tooltip or binding.description))
-        keys += [key_name(key) for key in binding.key.split(",")]
+        # A digit with Alt reaches few terminals' programs: its letter is the key to learn.
+        keys += [
+            key_name(key) for key in binding.key.split(",") if not re.fullmatch(r"alt\+\d", key)
+        ]
     rows = [(", ".join(keys), words) for keys, words in by_action.values()]
     return _table([*_ELSEWHERE, *rows])
 

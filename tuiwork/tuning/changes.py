@@ -238,10 +238,9 @@ def interval_text(effect: Effect, glyphs: Glyphs = UNICODE) -> str:
 
 def _waiting_text(effect: Effect) -> str:
     if effect.n_before < FEWEST_TOKENS:
-        return (
-            f"only {effect.n_before} tokens with a warm cache before it: {FEWEST_TOKENS} needed "
-            "to compare"
-        )
+        tokens = "token" if effect.n_before == 1 else "tokens"
+        found = f"only {effect.n_before} {tokens}" if effect.n_before else "no token"
+        return f"{found} with a warm cache before it: {FEWEST_TOKENS} needed to compare"
     return f"{effect.n_after} of {FEWEST_TOKENS} tokens until it can be compared"
 
 
