@@ -6,7 +6,7 @@ import ctypes
 from dataclasses import dataclass, field
 from typing import Any
 
-from engine import ggml, machine
+from engine import ggml
 from engine.counters import Allocate, ExpertCounters
 from engine.errors import GraphChanged, GraphError
 from engine.expert_store import ExpertStore
@@ -125,15 +125,9 @@ class OpenModel:
         self.router.plan = self.router.loader.plan = self.plan
         if self.guesser is not None:
             guesses = self.router.guesser is self.guesser
-            self.guesser = self.new_guesser()
+            self.guesser = model_guesser(self.plan, self.file, self.mappings)
             self.router.guesser = self.guesser if guesses else None
         self.hook.install(self.router)
-
-    def new_guesser(self) -> Guesser:
-        """What names the next layer's experts, on the graph as it is learned now."""
-        assert self.plan is not None
-        spare = machine.usable_cpus() > self.n_threads
-        return model_guesser(self.plan, self.file, self.mappings, has_spare_cores=spare)
 
     def _prove_addresses(self, capture: GraphCapture, weights: dict[int, str]) -> None:
         """Every weight must lie in the mapping at its file offset (repacking would move it)."""

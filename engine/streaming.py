@@ -9,6 +9,7 @@ from engine.config import AUTO, RunConfig
 from engine.counters import ExpertCounters, GuessCounters, LaneCounters, RoutingCounters
 from engine.dense import bring_dense_weights
 from engine.expert_store import ExpertStore, MappedExperts
+from engine.guessing import model_guesser
 from engine.lanes import Lanes
 from engine.loading import ExpertLoader
 from engine.mapping import pages_can_move
@@ -68,7 +69,7 @@ def start_streaming(opened: OpenModel, config: RunConfig, report: Progress, pois
     router.rule = cold_rule(config)
     opened.notes += lossy_notes(router.rule, opened.top_k)
     opened.router = router
-    opened.guesser = opened.new_guesser()
+    opened.guesser = model_guesser(opened.plan, opened.file, opened.mappings)
     read_as_asked(opened, config)
     if not config.model.batch:
         opened.fit_batch(budget)

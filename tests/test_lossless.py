@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import machine, residency, streaming
+from engine import guessing, machine, residency, streaming
 from engine.lane_jobs import Job
 from engine.lanes import Lanes
 from engine.session import Session
@@ -154,15 +154,15 @@ def test_reading_while_computing_with_other_lanes(
     assert ("prefetch is off" in str(streamed.notes)) == (lanes == 1)
 
 
-@pytest.mark.parametrize("n_cpus", [1, 8])
-def test_guesses_are_named_by_whoever_has_time(
-    n_cpus: int,
+@pytest.mark.parametrize("quick_bytes", [0, guessing.QUICK_ROUTER_BYTES])
+def test_guesses_are_named_at_once_or_by_a_lane(
+    quick_bytes: int,
     tiny_model: TinyModel,
     resident: Callable[..., Run],
     slow_disk: None,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By a lane where the one compute thread leaves cores to spare, else by that thread."""
+    """By a lane where a router is large."""
     by_lane: list[Callable[[], None]] = []
 
     def run(lanes: Lanes, task: Callable[[], None]) -> Job:
@@ -171,12 +171,12 @@ def test_guesses_are_named_by_whoever_has_time(
 
     run_in_lane = Lanes.run
     monkeypatch.setattr(Lanes, "run", run)
-    monkeypatch.setattr(machine, "usable_cpus", lambda: n_cpus)
+    monkeypatch.setattr(guessing, "QUICK_ROUTER_BYTES", quick_bytes)
     streamed = gate.run(tiny_model("tiny-mixed"), EVICTING | READING["both"], poison=True)
     gate.assert_same(streamed, resident("tiny-mixed"))
     assert streamed.counts["read_ahead"] > streamed.counts["used_ahead"] > gate.N_TOKENS
     # A prompt's batches are always a lane's.
-    assert (len(by_lane) > len(gate.PROMPTS) * gate.N_TOKENS) == (n_cpus == 8)
+    assert (len(by_lane) > len(gate.PROMPTS) * gate.N_TOKENS) == (quick_bytes == 0)
     assert by_lane
 
 
