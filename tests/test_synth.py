@@ -335,7 +335,7 @@ class TestRefusals:
 
     def test_an_existing_file_is_overwritten_only_by_force(self, target: Path) -> None:
         target.write_text("precious")
-        with pytest.raises(InputError, match=r"m\.gguf exists: .* force"):
+        with pytest.raises(InputError, match=r"m\.gguf exists: .* --force"):
             synth.write_model(target, synth.SHAPES["tiny"])
         assert target.read_text() == "precious"
         synth.write_model(target, synth.SHAPES["tiny"], force=True)
