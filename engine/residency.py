@@ -259,40 +259,37 @@ class ExpertCache(ExpertStore):
             self._gone.append((index, expert))
 
     def _give_up_memory(self, index: int, expert: int, *, unread: bool = False) -> None:
-        if self._keeps_edges and not unread:
+        if self._keeps_edges:
             # Hot path: the same pages whoever else is resident.
-            self._releases += self._cores_of(index, expert)
+            cores = self._cores_of(index, expert)
+            self._releases += map(_without_core, cores) if unread else cores
             return
         resident, key = self._retention.resident, index * self.n_expert + expert
         before = resident[key - 1] if expert else 0
         after = resident[key + 1] if expert + 1 < self.n_expert else 0
         for bank in self.layers[index].banks:
+            if bank.slice_bytes < PAGE:
+                continue
             start = bank.offset + expert * bank.slice_bytes
             end = start + bank.slice_bytes
             first = max(page_ceil(start) if before else page_floor(start), bank.inside_first)
             last = min(page_floor(end) if after else page_ceil(end), bank.inside_last)
-            if self._keeps_edges or bank.slice_bytes < PAGE:
-                first, last = bank.core_first(expert), bank.core_first(expert) + bank.core_bytes
             if first < last:
-                # What was never read has no memory that a read could take over.
-                core = (0, 0) if unread else (bank.core_first(expert), bank.core_bytes)
-                self._releases.append(Release(bank.shard, first, last, *core))
+                core = bank.core_first(expert), bank.core_bytes
+                release = Release(bank.shard, first, last, *core)
+                self._releases.append(_without_core(release) if unread else release)
 
     def _cores_of(self, index: int, expert: int) -> tuple[Release, ...]:
         """An entry's slices without their edges. Kept once made, like its reads."""
         key = index * self.n_expert + expert
         known = self._known_cores.get(key)
         if known is None:
-            cores = [
-                (bank.shard, bank.core_first(expert), bank.core_bytes)
+            known = self._known_cores[key] = tuple(
+                Release(bank.shard, first, first + bank.core_bytes, first, bank.core_bytes)
                 for bank in self.layers[index].banks
                 if bank.core_bytes
-            ]
-            known = tuple(
-                Release(shard, first, first + n_bytes, first, n_bytes)
-                for shard, first, n_bytes in cores
+                for first in [bank.core_first(expert)]
             )
-            self._known_cores[key] = known
         return known
 
     def _into_freed_memory(self, index: int, reads: list[Read]) -> list[Read]:
@@ -329,6 +326,11 @@ class ExpertCache(ExpertStore):
             if not self.is_resident(index, expert):
                 self._poison_slices(index, [expert])
         self._gone = []
+
+
+def _without_core(release: Release) -> Release:
+    """What was never read has no memory that a read could take over."""
+    return release._replace(core_first=0, core_bytes=0)
 
 
 def _by_last_use(experts: Sequence[int]) -> list[int]:
