@@ -268,11 +268,13 @@ class ExpertRouter:
         dropped = self._drop(index, ids, weights, resident)
         self._repeat_first(all_ids)
         kept = ids if dropped is None else ids[~dropped]
-        ahead = self.loader.ahead.unrouted(index).copy() if self.observer is not None else set()
+        if self.observer is None:
+            self._stage(index, kept.ravel().tolist(), started)
+            return
+        # Before staging, which takes note of what was routed to.
+        ahead = np.isin(asked, list(self.loader.ahead.unrouted(index)))
         reads = self._stage(index, kept.ravel().tolist(), started)
-        if self.observer is not None:
-            was_ahead = np.isin(asked, list(ahead))
-            self._observe(index, asked, made, (resident, was_ahead), dropped, reads)
+        self._observe(index, asked, made, (resident, ahead), dropped, reads)
 
     def _resident(self, index: int, ids: np.ndarray) -> np.ndarray:
         is_resident = self.store.is_resident
