@@ -136,9 +136,9 @@ type_name = declare(base, "ggml_type_name", ctypes.c_char_p, _int)
 row_size = declare(base, "ggml_row_size", _size_t, _int, _i64)
 
 _init = declare(base, "ggml_init", _void_p, _InitParams)
-_free = declare(base, "ggml_free", None, _void_p)
+free_context = declare(base, "ggml_free", None, _void_p)
 _new_tensor_3d = declare(base, "ggml_new_tensor_3d", _void_p, _void_p, _int, _i64, _i64, _i64)
-_new_tensor_2d = declare(base, "ggml_new_tensor_2d", _void_p, _void_p, _int, _i64, _i64)
+new_matrix = declare(base, "ggml_new_tensor_2d", _void_p, _void_p, _int, _i64, _i64)
 _view_2d = declare(base, "ggml_view_2d", _void_p, _void_p, _void_p, _i64, _i64, _size_t, _size_t)
 _mul_mat_id = declare(base, "ggml_mul_mat_id", _void_p, _void_p, _void_p, _void_p, _void_p)
 _set_name = declare(base, "ggml_set_name", _void_p, _void_p, ctypes.c_char_p)
@@ -185,14 +185,20 @@ def _op_count() -> int:
     raise AbiMismatch("ggml_op_name knows no GLU operation; this llama.cpp is too old or too new")
 
 
+def new_context(n_tensors: int) -> int:
+    """A ggml context that holds tensor descriptions but no data; `free_context` frees it."""
+    context: int = _init(_InitParams(n_tensors * 1024, None, True))
+    return context
+
+
 @contextmanager
 def scratch_context(n_tensors: int = 64) -> Iterator[int]:
-    """A ggml context that holds tensor descriptions but no data."""
-    context = _init(_InitParams(n_tensors * 1024, None, True))
+    """A context for as long as the block lasts."""
+    context = new_context(n_tensors)
     try:
         yield context
     finally:
-        _free(context)
+        free_context(context)
 
 
 def check_abi() -> None:
@@ -208,7 +214,7 @@ def check_abi() -> None:
 def _check_tensor_layout(context: int) -> None:
     bank = _new_tensor_3d(context, TYPE_F32, 32, 8, 5)
     current = _new_tensor_3d(context, TYPE_F32, 32, 1, 3)
-    every_id = _new_tensor_2d(context, TYPE_I32, 5, 3)
+    every_id = new_matrix(context, TYPE_I32, 5, 3)
     ids = _view_2d(context, every_id, 2, 3, 20, 8)
     result = _mul_mat_id(context, bank, current, ids)
     _set_name(result, b"tuiwork-abi-check")

@@ -30,13 +30,6 @@ MOST_UNDER_WAY = 4
 GUESSED_SHARE = 0.75
 """Of a token's experts, those that are guessed: the weakest are named right too seldom."""
 
-QUICK_ROUTER_BYTES = 2 << 20
-"""A router that is applied to a token at once; a larger one by a lane, while the model computes.
-
-Measured with one of 1 MiB: at once is 2 to 5 % faster where every core computes, and no different
-with a core to spare.
-"""
-
 LARGEST_SAMPLE = 64
 """Tokens of a batch from which its experts are guessed: more would name hardly any others."""
 
@@ -89,23 +82,22 @@ class Guesser:
         """
         if not self._can_guess[index]:
             return None
-        inputs = self.router_input(index, routing)
-        n_tokens = len(inputs)
+        tensor = self._input_tensor(index, routing)
+        n_tokens = tensor.ne[1]
         if n_tokens == 0:
             return None
         following = self._routers[index + 1]
         assert following is not None
-        if n_tokens > LARGEST_SAMPLE:
-            inputs = inputs[:: -(-n_tokens // LARGEST_SAMPLE)]
         is_one = n_tokens == 1
-        is_quick = is_one and following.matrix.nbytes <= QUICK_ROUTER_BYTES
+        is_quick = is_one and following.is_quick
         if not is_quick:
             # While a lane looks at it, the graph goes on and may use its memory again.
-            inputs = inputs.copy()
+            inputs = matrix_at(tensor, ctypes.c_float)[:: -(-n_tokens // LARGEST_SAMPLE)].copy()
         sure = math.ceil(GUESSED_SHARE * top_k)
 
         def name() -> Sequence[int]:
-            scores = following.scores(inputs)
+            # At once, the input is still where the graph has it.
+            scores = following.scores_of_one(tensor.data) if is_quick else following.scores(inputs)
             named = likeliest(scores, top_k)
             if is_one and least_share:
                 named = named[: following.n_above(least_share, scores[0, named])]
@@ -122,7 +114,10 @@ class Guesser:
             return None
         following = self._routers[index + 1]
         assert following is not None
-        return likeliest(following.scores(self.router_input(index, routing)), top_k)
+        tensor = self._input_tensor(index, routing)
+        if tensor.ne[1] == 1 and following.is_quick:
+            return likeliest(following.scores_of_one(tensor.data), top_k)
+        return likeliest(following.scores(matrix_at(tensor, ctypes.c_float)), top_k)
 
     def same_layer(self, index: int, routing: int, top_k: int) -> list[int]:
         """What the layer itself routes to: the control, which must always be right."""
@@ -132,6 +127,9 @@ class Guesser:
 
     def router_input(self, index: int, routing: int) -> Floats:
         """What a layer's router saw, tokens by width, over the graph's own memory."""
+        return matrix_at(self._input_tensor(index, routing), ctypes.c_float)
+
+    def _input_tensor(self, index: int, routing: int) -> Tensor:
         known = self._inputs.get(index)
         # The same address may hold another node of a rebuilt graph; its name tells.
         if known is None or known[0] != routing or known[1].name != known[2]:
@@ -141,7 +139,7 @@ class Guesser:
             for source in router.plan.path:
                 tensor = Tensor.from_address(tensor.src[source])
             known = self._inputs[index] = (routing, tensor, tensor.name)
-        return matrix_at(known[1], ctypes.c_float)
+        return known[1]
 
 
 def model_guesser(plan: GraphPlan, file: ModelFile, mappings: Sequence[ShardMapping]) -> Guesser:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from engine import guessing, machine, residency, streaming
+from engine import machine, residency, router_matrix, streaming
 from engine.lane_jobs import Job
 from engine.lanes import Lanes
 from engine.session import Session
@@ -154,7 +154,7 @@ def test_reading_while_computing_with_other_lanes(
     assert ("prefetch is off" in str(streamed.notes)) == (lanes == 1)
 
 
-@pytest.mark.parametrize("quick_bytes", [0, guessing.QUICK_ROUTER_BYTES])
+@pytest.mark.parametrize("quick_bytes", [0, router_matrix.QUICK_BYTES])
 def test_guesses_are_named_at_once_or_by_a_lane(
     quick_bytes: int,
     tiny_model: TinyModel,
@@ -171,7 +171,7 @@ def test_guesses_are_named_at_once_or_by_a_lane(
 
     run_in_lane = Lanes.run
     monkeypatch.setattr(Lanes, "run", run)
-    monkeypatch.setattr(guessing, "QUICK_ROUTER_BYTES", quick_bytes)
+    monkeypatch.setattr(router_matrix, "QUICK_BYTES", quick_bytes)
     streamed = gate.run(tiny_model("tiny-mixed"), EVICTING | READING["both"], poison=True)
     gate.assert_same(streamed, resident("tiny-mixed"))
     assert streamed.counts["read_ahead"] > streamed.counts["used_ahead"] > gate.N_TOKENS

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from engine import router_matrix
 from engine.demo import DEMO_MODEL
 from engine.errors import ReadError
 from engine.guessing import Guesser
@@ -292,6 +293,29 @@ def test_scores_are_what_the_graph_ranks_by() -> None:
     assert squashed[0] == pytest.approx([1 + 1 / (1 + np.exp(-1)), 1 / (1 + np.exp(-2))])
     shares = router([[1, 0], [0, 1]], "SOFT_MAX", selection_bias=[0, 0]).scores(x)
     assert shares.sum() == pytest.approx(1)
+
+
+def test_one_tokens_scores_are_nearly_the_same_and_quick() -> None:
+    rng = np.random.default_rng(1)
+    matrix = rng.standard_normal((60, 256)).astype(np.float32)
+    bias = rng.standard_normal(60).astype(np.float32)
+    known = router(matrix.tolist(), bias=bias.tolist(), selection_bias=bias.tolist())
+    assert known.is_quick
+    for _ in range(3):
+        x = rng.standard_normal((1, 256)).astype(np.float32)
+        scores, exact = known.scores_of_one(x.ctypes.data), known.scores(x)
+        assert scores.shape == exact.shape
+        assert scores[0] == pytest.approx(exact[0], abs=1)
+        assert np.ptp(scores) > 40
+
+
+def test_a_router_without_whole_blocks_or_too_large_is_not_quick(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert not router([[1.0] * 33]).is_quick
+    assert router([[1.0] * 64]).is_quick
+    monkeypatch.setattr(router_matrix, "QUICK_BYTES", 255)
+    assert not router([[1.0] * 64]).is_quick
 
 
 def test_what_would_be_dropped_is_not_named() -> None:
