@@ -63,30 +63,34 @@ class ForcedRoutes:
         if len(self._tables[DECODE][0]) == 0:
             raise InputError(f"{trace.path}: has no decoded token whose routings could be forced")
 
-    def ids(self, prefill: bool, positions: np.ndarray, index: int) -> np.ndarray:
+    def ids(self, prefill: bool, positions: range, index: int) -> np.ndarray:
         """Ids (tokens by slots) for positions counted from the phase's start."""
-        table = self._table(prefill)[0]
-        ids: np.ndarray = table[positions % len(table), index]
-        return ids
+        return _rows(self._table(prefill)[0], positions, index)
 
-    def weights(self, prefill: bool, positions: np.ndarray, index: int) -> np.ndarray | None:
+    def weights(self, prefill: bool, positions: range, index: int) -> np.ndarray | None:
         """The recorded final weights of `ids`, or None if the trace has not all of them."""
         table = self._table(prefill)[1]
-        if table is None:
-            return None
-        weights: np.ndarray = table[positions % len(table), index]
-        return weights
+        return None if table is None else _rows(table, positions, index)
 
-    def guesses(self, prefill: bool, positions: np.ndarray, index: int) -> np.ndarray:
+    def guesses(self, prefill: bool, positions: range, index: int) -> np.ndarray:
         """`ids`, some of them wrong: what a guess of them would have named."""
         phase = PREFILL if prefill and len(self._tables[PREFILL][0]) else DECODE
-        guessed = self._guesses[phase]
-        named: np.ndarray = guessed[positions % len(guessed), index]
-        return named
+        return _rows(self._guesses[phase], positions, index)
 
     def _table(self, prefill: bool) -> tuple[np.ndarray, np.ndarray | None]:
         recorded = self._tables[PREFILL if prefill else DECODE]
         return recorded if len(recorded[0]) else self._tables[DECODE]
+
+
+def _rows(table: np.ndarray, positions: range, index: int) -> np.ndarray:
+    """A layer's rows of a table that begins again when it ends."""
+    first = positions.start % len(table)
+    # One token's routing is to cost as little as if it were not forced: a slice, and no copy.
+    if len(positions) == 1:
+        rows: np.ndarray = table[first : first + 1, index]
+    else:
+        rows = table[np.arange(first, first + len(positions)) % len(table), index]
+    return rows
 
 
 def _guesses(ids: np.ndarray, accuracy: float) -> np.ndarray:

@@ -239,18 +239,23 @@ class Recorder:
         assert self._routes is not None
         positions = self._phase_positions(self._n_tokens)
         named = self._routes.guesses(self._prefill, positions, index)
-        weights = self._routes.weights(self._prefill, positions, index)
-        if least_share and weights is not None and len(named) == 1:
-            named = named[:, policy.shares(weights)[0] >= least_share]
+        if least_share and len(named) == 1:
+            weights = self._routes.weights(self._prefill, positions, index)
+            if weights is not None:
+                named = named[:, policy.shares(weights)[0] >= least_share]
         return list(dict.fromkeys(named.ravel().tolist()))
 
-    def _phase_positions(self, n_rows: int) -> np.ndarray:
-        return self._positions(n_rows) - (0 if self._prefill else self._answer_start)
+    def _phase_positions(self, n_rows: int) -> range:
+        end = self._end - (0 if self._prefill else self._answer_start)
+        return range(end - n_rows, end)
+
+    @property
+    def _end(self) -> int:
+        return self._position + self._n_tokens
 
     def _positions(self, n_rows: int) -> np.ndarray:
         """The positions of a routing's rows: the last layer routes only the prompt's end."""
-        end = self._position + self._n_tokens
-        return np.arange(end - n_rows, end)
+        return np.arange(self._end - n_rows, self._end)
 
     def trace_routes(self, path: Path | None) -> None:
         """Write every routing from the next decode on to a new file; None: stop.

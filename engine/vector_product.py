@@ -41,9 +41,7 @@ class _Plan(ctypes.Structure):
 
 _pointer, _size_t, _int, _i64 = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int64
 _mul_mat = declare(ggml.base, "ggml_mul_mat", _pointer, _pointer, _pointer, _pointer)
-_new_graph = declare(
-    ggml.base, "ggml_new_graph_custom", _pointer, _pointer, _size_t, ctypes.c_bool
-)
+_new_graph = declare(ggml.base, "ggml_new_graph_custom", _pointer, _pointer, _size_t, ctypes.c_bool)
 _expand = declare(ggml.base, "ggml_build_forward_expand", None, _pointer, _pointer)
 _plan = declare(ggml.cpu, "ggml_graph_plan", _Plan, _pointer, _int, _pointer)
 _quantize = declare(
