@@ -7,10 +7,15 @@ before is not there: then the disk has no room to spare.
 An entry that was begun counts as resident, and cannot leave the cache before its layer was routed
 and it is there. The memory that its reads take over belongs to nobody until a lane has moved it:
 what lies there, or shares a page with it, must not be read again before (`in_the_way`).
+
+Where experts may be left out, an answer depends on what is in memory, and that should not depend on
+how fast a disk was. So `steady` takes no account of what has been read by now: all that is named is
+begun, and what was named wrongly may leave a fixed number of layers later, read by then.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 
 from engine.counters import GuessCounters
@@ -18,6 +23,10 @@ from engine.expert_store import ExpertStore
 from engine.guessing import Guess
 from engine.lane_jobs import Job, ReadOutcome
 from engine.lanes import Lanes
+
+
+KEPT_LAYERS = 2
+"""Layers for which a wrongly named expert stays, if it is steady. By then it mostly is there."""
 
 
 class _Entry:
@@ -48,6 +57,8 @@ class ReadAhead:
         self._on_done = on_done
         self.hurry: Callable[[int, int], None] | None = None
         """Called for an expert that is named and counts as resident, but may not be there yet."""
+        self.steady = False
+        """Whether what is in the cache must not depend on time."""
         self._guessing: Job | None = None
         self._under_way: list[_Entry] = []
         self._unrouted: dict[int, set[int]] = {}
@@ -55,18 +66,25 @@ class ReadAhead:
         self._named: dict[int, list[int]] = {}
         self._leaving: list[tuple[set[int], list[Job]]] = []
         """Keys of entries that left, and the jobs that take their memory away."""
+        self._n_routed = 0
+        """Layers since the beginning."""
+        self._kept: deque[tuple[int, int, set[int]]] = deque()
+        """Wrongly named experts that may not leave yet: until when (by `_n_routed`), of which
+        layer, and who."""
 
     @property
     def is_busy(self) -> bool:
         """Whether there is anything that a routing must look at."""
-        return bool(self._under_way or self._unrouted or self._named or self._leaving)
+        return bool(
+            self._under_way or self._unrouted or self._named or self._leaving or self._kept
+        )
 
     def begin_guess(self, guess: Guess) -> None:
         """Begin to read what `guess` names; a lane finds that out if it takes long.
 
         Then the store is that lane's until `join`.
         """
-        if guess.is_quick:
+        if guess.is_quick or self.steady:
             self.begin(guess.index, guess.name(), guess.most_under_way)
             return
         self._guessing = self._lanes.run(
@@ -85,19 +103,21 @@ class ReadAhead:
     def begin(self, index: int, experts: Sequence[int], most: int) -> None:
         """Read those of `experts` that are absent for layer `index`, the first ones first.
 
-        Not beyond `most` experts under way.
+        Not beyond `most` experts under way, unless it is steady.
         """
         self._named[index] = list(experts)
         store = self.store
         for expert in experts:
-            if len(self._under_way) >= most:
+            if len(self._under_way) >= most and not self.steady:
                 return
             if store.is_resident(index, expert):
                 if self.hurry is not None:
                     self.hurry(index, expert)
                 continue
-            if self._leaving and self.in_the_way(index, [expert]):
-                return
+            if self._leaving and (in_the_way := self.in_the_way(index, [expert])):
+                if not self.steady:
+                    return
+                self._lanes.wait(in_the_way)
             reads = store.stage_ahead(index, expert)
             jobs = self._lanes.submit(reads or [], store.take_releases(), spare=True)
             self.leaves(store.take_left(), jobs)
@@ -106,6 +126,16 @@ class ReadAhead:
             self._under_way.append(_Entry(index, expert, jobs))
             self._unrouted.setdefault(index, set()).add(expert)
             self.counters.read[index] += 1
+
+    def let_overdue_go(self) -> None:
+        """Before a layer is staged: what was kept long enough may leave, once it is there."""
+        self._n_routed += 1
+        while self._kept and self._kept[0][0] <= self._n_routed:
+            _, index, experts = self._kept.popleft()
+            for entry in self._under_way:
+                if entry.index == index and entry.expert in experts:
+                    self._lanes.wait(entry.jobs)
+            self.store.let_go(index, experts)
 
     def routed(self, index: int, experts: Iterable[int]) -> list[Job]:
         """A layer was routed and staged: jobs of its experts that must still be waited for.
@@ -127,7 +157,12 @@ class ReadAhead:
         for entry in late:
             counters.late[index] += entry.expert in begun
             self._under_way.remove(entry)
-        self.store.let_go(index, (begun | routed) - (here.keys() - routed))
+        kept = here.keys() - routed
+        if self.steady:
+            kept = begun - routed
+            if kept:
+                self._kept.append((self._n_routed + KEPT_LAYERS, index, kept))
+        self.store.let_go(index, (begun | routed) - kept)
         return [job for entry in late for job in entry.jobs]
 
     def unrouted(self, index: int) -> set[int]:
@@ -168,8 +203,11 @@ class ReadAhead:
         self._under_way = []
         for index, experts in self._unrouted.items():
             self.store.let_go(index, experts)
+        for _, index, experts in self._kept:
+            self.store.let_go(index, experts)
         self._unrouted.clear()
         self._named.clear()
+        self._kept.clear()
 
     def _arrived(self, entry: _Entry) -> None:
         store, index = self.store, entry.index
@@ -177,7 +215,8 @@ class ReadAhead:
         failed = any(job.failure for job in entry.jobs) or any(o.error for o in outcomes)
         if failed:
             self.unrouted(index).discard(entry.expert)
-        if entry.expert not in self.unrouted(index):
+        is_kept = any(index == layer and entry.expert in kept for _, layer, kept in self._kept)
+        if failed or not (is_kept or entry.expert in self.unrouted(index)):
             store.let_go(index, [entry.expert])
         if failed:
             store.forget(index, [entry.expert])

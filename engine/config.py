@@ -81,7 +81,8 @@ class StreamPart:
     prefetch: Literal["auto", "on", "off"] = setting(
         AUTO,
         "read what the next layer will probably route to while this one computes; auto: where "
-        "timing both shows that it pays, and not while experts may be dropped",
+        "timing both shows that it pays, or, while experts may be dropped, always, in a way that "
+        "does not depend on time",
     )
     warm_start: bool = setting(
         False,

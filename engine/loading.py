@@ -105,6 +105,11 @@ class ExpertLoader:
         ahead, warming = self.ahead, self.warming
         if ahead.is_busy:
             # Before the store is asked what is there: what failed is not.
+            before = perf_counter_ns()
+            ahead.let_overdue_go()
+            waited = perf_counter_ns() - before
+            self.step.stall_ns += waited
+            started += waited
             ahead.collect()
         late = warming.routed(index, experts) if warming and warming.is_busy else []
         reads = self.store.stage(index, experts)

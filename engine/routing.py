@@ -123,7 +123,7 @@ class ExpertRouter:
     @property
     def reads_overlap(self) -> bool:
         """Whether anything is read while the model computes."""
-        return self.loader.overlap or self._prefetches
+        return self.loader.overlap or self.guesser is not None
 
     @property
     def _substitutes(self) -> bool:
@@ -198,32 +198,38 @@ class ExpertRouter:
         self.step.routed += experts
 
     def _stage(self, index: int, experts: Sequence[int], started: int) -> list[Read]:
+        self.loader.ahead.steady = self.is_steady
         return self.loader.load(index, experts, self._next_guess(index), started)
 
     def token_decoded(self, wall_ns: int) -> None:
         """A single token was decoded in so much time."""
-        if self.trial is not None and self._prefetches:
+        if self.trial is not None and self.guesser is not None and not self.is_steady:
             self.trial.token(wall_ns / 1e6)
 
     @property
     def prefetch(self) -> str:
         """Whether the next layer is read ahead: on, off, or auto, which is either by turns."""
-        if not self._prefetches:
+        if self.guesser is None:
             return "off"
-        return "on" if self.trial is None else "auto"
+        return "on" if self.trial is None or self.is_steady else "auto"
 
     @property
-    def _prefetches(self) -> bool:
-        # What is left out depends on what is in memory. That should not depend on time, unless
-        # somebody asks for it.
-        return self.guesser is not None and (self.rule is None or self.trial is None)
+    def is_steady(self) -> bool:
+        """Whether what is in memory decides what is left out, and so must not depend on time."""
+        return self.rule is not None and self.trial is not None
+
+    @property
+    def _prefetches_now(self) -> bool:
+        if self.is_steady:
+            # A prompt's guesses are lanes' work, and when that is done depends on time.
+            return not self.prefill
+        return self.prefill or self.trial is None or self.trial.prefetch
 
     def _next_guess(self, index: int) -> Guess | None:
-        if not self._prefetches or not (self.prefill or self.trial is None or self.trial.prefetch):
+        if self.guesser is None or not self._prefetches_now:
             return None
         if self.prefill and index + 2 == len(self.plan.layers):
             return None  # the last layer routes the prompt's end alone
-        assert self.guesser is not None
         top_k = self.live_top_k or self.top_k
         least = self.rule.threshold(top_k) if self.rule is not None and self._rule_applies else 0.0
         forced = None

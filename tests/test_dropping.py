@@ -35,7 +35,7 @@ PROMPT = gate.PROMPTS[2:]
 def test_a_threshold_below_any_weight_changes_nothing(
     kind: str, policy_name: str, tiny_model: TinyModel
 ) -> None:
-    settings = EVICTING | NEVER | {"routing.cold-policy": policy_name}
+    settings = EVICTING | NEVER | {"routing.cold-policy": policy_name} | NO_PREFETCH
     watched = gate.run(tiny_model(kind), settings, PROMPT, poison=True)
     plain = gate.run(tiny_model(kind), EVICTING | NO_PREFETCH, PROMPT, poison=True)
     gate.assert_same(watched, plain)
@@ -43,6 +43,10 @@ def test_a_threshold_below_any_weight_changes_nothing(
     assert watched.counts["dropped"] == watched.counts["substituted"] == 0
     # Exactly the decode part is looked at, and what is read is the same.
     assert watched.counts["misses"] == plain.counts["misses"]
+    if kind == "tiny-mixed":
+        guessing = gate.run(tiny_model(kind), settings | {"stream.prefetch": "auto"}, PROMPT)
+        gate.assert_same(guessing, plain)
+        assert guessing.counts["used_ahead"] > gate.N_TOKENS
 
 
 @pytest.mark.parametrize("in_prefill", [False, True])
@@ -293,6 +297,7 @@ def test_the_dynamic_replay_is_what_the_engine_does(
     """A recorded run, forced again with dropping: counts equal the replay's, to the last one."""
     path = tmp_path / "routes.csv"
     budget = {"stream.cache-mb": 2, "stream.force-cache": True, "model.batch": 512}
+    budget |= NO_PREFETCH
     gate.run(tiny_model("tiny"), budget, PROMPT, n_tokens=100, route_trace=path)
     forced = budget | {"routing.drop-cold-experts": frac}
     with gate.open_session(tiny_model("tiny"), forced, poison=True, force_routes=path) as session:

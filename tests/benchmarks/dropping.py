@@ -41,7 +41,12 @@ def main() -> None:
         measured: dict[float, list[dict[str, Any]]] = {frac: [] for frac in FRACTIONS}
         for _ in range(arguments.rounds):
             for frac in FRACTIONS:
-                settings = [f"stream.cache-mb={budget}", f"routing.drop-cold-experts={frac}"]
+                settings = [
+                    f"stream.cache-mb={budget}",
+                    f"routing.drop-cold-experts={frac}",
+                    # The replay knows of no guesses.
+                    "stream.prefetch=off",
+                ]
                 cell = bench.cell(settings)
                 assert cell is not None
                 measured[frac].append(cell)
