@@ -11,7 +11,6 @@ import numpy as np
 
 from engine.config import RunConfig
 from tests.benchmarks.bench import (
-    HEADROOM_MIB,
     SERIAL_READS,
     WARM_UP,
     Attempt,
@@ -29,10 +28,14 @@ CELL_TIMEOUT_S = 300.0
 RESIDENT_TOKENS = 32
 
 
+HEADROOM_MIB = 1800
+"""What a limit must leave beside the cache: `auto` leaves as much under 8 000 MiB."""
+
 PATHS = {
     MAPPED: ["stream.enabled=false"],
     SERIAL: SERIAL_READS,
-    LOSSLESS: [],
+    # What `tuiwork tune` would try and a short run cannot find out by itself.
+    LOSSLESS: ["stream.prefetch=on", "stream.io-threads=3"],
     LOSSY: ["routing.drop-cold-experts=0.75"],
 }
 """The settings of each path, beside the cache's size; the last two are the defaults otherwise."""
