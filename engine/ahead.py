@@ -24,7 +24,6 @@ from engine.guessing import Guess
 from engine.lane_jobs import Job, ReadOutcome
 from engine.lanes import Lanes
 
-
 KEPT_LAYERS = 2
 """Layers for which a wrongly named expert stays, if it is steady. By then it mostly is there."""
 
@@ -75,9 +74,7 @@ class ReadAhead:
     @property
     def is_busy(self) -> bool:
         """Whether there is anything that a routing must look at."""
-        return bool(
-            self._under_way or self._unrouted or self._named or self._leaving or self._kept
-        )
+        return bool(self._under_way or self._unrouted or self._named or self._leaving or self._kept)
 
     def begin_guess(self, guess: Guess) -> None:
         """Begin to read what `guess` names; a lane finds that out if it takes long.

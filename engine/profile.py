@@ -42,6 +42,9 @@ TABLES = tuple(dict.fromkeys(key.partition(".")[0] for key in SETTINGS if "." in
 
 _PLACE_IN_MESSAGE = re.compile(r" \(at (?:line (\d+), column (\d+)|end of document)\)$")
 
+_NEWLINE_IN_STRING = ("Illegal character '\\n'", "a quotation mark on this line is not closed")
+"""What the reader says of a text that does not end on its line, and what is meant."""
+
 
 @dataclass(frozen=True)
 class Origin:
@@ -205,7 +208,7 @@ def parse(text: str, path: Path) -> dict[str, Any]:
         place = _PLACE_IN_MESSAGE.search(message)
         if place is None:
             raise InputError(f"{path}: is not valid TOML: {message}") from None
-        what = message[: place.start()]
+        what = message[: place.start()].replace(*_NEWLINE_IN_STRING)
         line = place[1] or str(max(1, len(text.splitlines())))
         where = f"column {place[2]}" if place[2] else "at the end of the file"
         raise InputError(f"{path}:{line}: is not valid TOML: {what} ({where})") from None

@@ -91,7 +91,6 @@ class TestBadArguments:
             (["run", "-p", "x", "--csv", "/no/such/dir/x.csv"], "/no/such/dir"),
             (["rnu"], "did you mean `tuiwork run`"),
             (["no-such.gguf"], "no-such.gguf: there is no such file"),
-            (["inspect"], "requires an argument"),
             (["inspect", "no-such.gguf"], "there is no such file"),
             (["doctor", "no-such.gguf"], "there is no such file"),
             (["replay", "no-such.csv"], "no-such.csv"),
@@ -144,6 +143,10 @@ class TestOtherCommands:
         assert facts["token_demand_bytes"] == sum(per_layer) * facts["n_expert_used"]
         assert facts["layer_demand_bytes"] == max(per_layer) * facts["n_expert_used"]
         assert facts["regime"] == "all"
+
+    def test_inspect_without_a_model_tells_of_the_demo_model(self, cli: Cli) -> None:
+        facts = json.loads(cli("inspect", "--json").out)
+        assert (facts["name"], facts["n_expert_used"]) == ("tuiwork demo", 4)
 
     def test_inspect_tells_a_dense_model(self, cli: Cli, tiny_model: Tiny) -> None:
         done = cli("inspect", tiny_model("tiny-dense"))

@@ -296,7 +296,7 @@ def test_the_dynamic_replay_is_what_the_engine_does(
 ) -> None:
     """A recorded run, forced again with dropping: counts equal the replay's, to the last one."""
     path = tmp_path / "routes.csv"
-    budget = {"stream.cache-mb": 2, "stream.force-cache": True, "model.batch": 512}
+    budget: dict[str, Any] = {"stream.cache-mb": 2, "stream.force-cache": True, "model.batch": 512}
     budget |= NO_PREFETCH
     gate.run(tiny_model("tiny"), budget, PROMPT, n_tokens=100, route_trace=path)
     forced = budget | {"routing.drop-cold-experts": frac}

@@ -111,6 +111,7 @@ class TestRefusals:
             ("[stream]\ncache-mb = ", 2, "not valid TOML"),
             ("[stream\ncache-mb = 0", 1, "not valid TOML"),
             ("a = 1\na = 2", 2, "not valid TOML"),
+            ('[run]\nprompt = "x\n', 2, "a quotation mark on this line is not closed"),
             ('s = """\nx', 2, "not valid TOML"),
             ("[run]\nstop = [1]", 2, "a list of texts"),
             ("[model]\nctx = " + "9" * 5000, None, "not valid TOML"),

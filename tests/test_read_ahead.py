@@ -301,7 +301,8 @@ def test_prefetch_that_is_asked_for_reads_a_prompt_ahead_under_dropping_too(
 ) -> None:
     read_ahead = {}
     for prefetch in ("on", "auto"):
-        with gate.open_session(tiny_model("tiny"), LOSSY | {"stream.prefetch": prefetch}) as session:
+        settings = LOSSY | {"stream.prefetch": prefetch}
+        with gate.open_session(tiny_model("tiny"), settings) as session:
             session.generate(gate.PROMPTS[2], n_predict=1)
             router = session._opened.router
             assert router is not None and router.prefetch == "on"

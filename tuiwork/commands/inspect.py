@@ -18,15 +18,20 @@ if TYPE_CHECKING:
 
 
 def inspect(
-    model: Annotated[str, Parameter(help="the GGUF file; of a split model, its first part")],
+    model: Annotated[
+        str | None,
+        Parameter(help="the GGUF file; of a split model, its first part; default: a demo model"),
+    ] = None,
     /,
     *,
     json: Annotated[bool, switch("one JSON document on stdout")] = False,
     common: CommonFlags | None = None,
 ) -> int:
     """What a model is made of: layers, experts, bytes per token, and what cache fits here."""
+    from tuiwork.models import open_config
+
     # Settings first: a mistake in them must not wait for native code.
-    config = (common or CommonFlags()).resolve(model)
+    config = open_config(model, common or CommonFlags(), {})
     from engine.model_file import ModelFile
 
     facts = describe(ModelFile.open(config.model.path), config)
