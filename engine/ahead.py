@@ -66,7 +66,7 @@ class ReadAhead:
         self._leaving: list[tuple[set[int], list[Job]]] = []
         """Keys of entries that left, and the jobs that take their memory away."""
         self._n_routed = 0
-        """Layers since the beginning."""
+        """Layers routed so far while anything was to be looked at."""
         self._kept: deque[tuple[int, int, set[int]]] = deque()
         """Wrongly named experts that may not leave yet: until when (by `_n_routed`), of which
         layer, and who."""
