@@ -21,17 +21,18 @@ from engine.session import Session
 from engine.traces import read_route_trace
 from tests import gate
 from tests.gate import EVICTING, NO_PREFETCH, RESIDENT
-from tests.test_lossless import KINDS
+from tests.test_lossless import KINDS, slow
 
 TinyModel = Callable[..., Path]
 NEVER = {"routing.drop-cold-experts": 1e-12}
 FULL = {"routing.drop-cold-experts": 1.0}
 SUBSTITUTE = FULL | {"routing.cold-policy": "substitute"}
 PROMPT = gate.PROMPTS[2:]
+QUICK_KINDS = ["tiny-mixed", *slow(kind for kind in KINDS if kind != "tiny-mixed")]
 
 
 @pytest.mark.parametrize("policy_name", ["drop", "substitute"])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK_KINDS)
 def test_a_threshold_below_any_weight_changes_nothing(
     kind: str, policy_name: str, tiny_model: TinyModel
 ) -> None:
@@ -51,7 +52,7 @@ def test_a_threshold_below_any_weight_changes_nothing(
 
 @pytest.mark.parametrize("in_prefill", [False, True])
 @pytest.mark.parametrize("renorm", [True, False])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", QUICK_KINDS)
 def test_full_strength_reads_nothing_unloaded(
     kind: str, renorm: bool, in_prefill: bool, tiny_model: TinyModel
 ) -> None:
