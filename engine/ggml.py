@@ -96,6 +96,20 @@ class _InitParams(ctypes.Structure):
     ]
 
 
+class ComputePlan(ctypes.Structure):
+    """`struct ggml_cplan`: how a graph of our own is computed; proven by `check_abi`."""
+
+    _fields_ = [
+        ("work_size", ctypes.c_size_t),
+        ("work_data", ctypes.c_void_p),
+        ("n_threads", ctypes.c_int),
+        ("threadpool", ctypes.c_void_p),
+        ("abort_callback", ctypes.c_void_p),
+        ("abort_callback_data", ctypes.c_void_p),
+        ("use_ref", ctypes.c_bool),
+    ]
+
+
 class _ThreadpoolParams(ctypes.Structure):
     """`struct ggml_threadpool_params`; its size of the CPU mask is proven by `check_abi`."""
 
@@ -141,6 +155,10 @@ _new_tensor_3d = declare(base, "ggml_new_tensor_3d", _void_p, _void_p, _int, _i6
 new_matrix = declare(base, "ggml_new_tensor_2d", _void_p, _void_p, _int, _i64, _i64)
 _view_2d = declare(base, "ggml_view_2d", _void_p, _void_p, _void_p, _i64, _i64, _size_t, _size_t)
 _mul_mat_id = declare(base, "ggml_mul_mat_id", _void_p, _void_p, _void_p, _void_p, _void_p)
+mul_mat = declare(base, "ggml_mul_mat", _void_p, _void_p, _void_p, _void_p)
+new_graph = declare(base, "ggml_new_graph_custom", _void_p, _void_p, _size_t, ctypes.c_bool)
+expand_graph = declare(base, "ggml_build_forward_expand", None, _void_p, _void_p)
+plan_graph = declare(cpu, "ggml_graph_plan", ComputePlan, _void_p, _int, _void_p)
 _set_name = declare(base, "ggml_set_name", _void_p, _void_p, ctypes.c_char_p)
 
 _threadpool_params_init = declare(
@@ -157,6 +175,8 @@ _abort_callback: Any = None
 
 TYPE_F32, TYPE_I32 = 0, 26
 _N_OPS = 256
+_COUNT_OF_PROOF = 77
+"""Threads asked for in a proof: a count that no other field holds by chance."""
 
 
 def on_abort(report: Callable[[str], None]) -> None:
@@ -208,6 +228,7 @@ def check_abi() -> None:
     """
     with scratch_context() as context:
         _check_tensor_layout(context)
+        _check_plan_layout(context)
     _check_threadpool_layout()
 
 
@@ -251,11 +272,19 @@ def _data_is_where_we_think(address: int) -> tuple[bool, ...]:
     return seen == marker, get_data(address) == before
 
 
+def _check_plan_layout(context: int) -> None:
+    matrix = new_matrix(context, TYPE_F32, 32, 8)
+    graph = new_graph(context, 1, False)
+    expand_graph(graph, mul_mat(context, matrix, matrix))
+    plan = plan_graph(graph, _COUNT_OF_PROOF, None)
+    if plan.n_threads != _COUNT_OF_PROOF or plan.work_data or plan.threadpool or plan.use_ref:
+        raise AbiMismatch("ggml_cplan has another layout in this llama.cpp")
+
+
 def _check_threadpool_layout() -> None:
     params = _ThreadpoolParams()
-    # A count that no default field holds by chance.
-    _threadpool_params_init(ctypes.byref(params), 77)
-    if params.n_threads != 77 or params.paused or params.poll > 100:
+    _threadpool_params_init(ctypes.byref(params), _COUNT_OF_PROOF)
+    if params.n_threads != _COUNT_OF_PROOF or params.paused or params.poll > 100:
         raise AbiMismatch("ggml_threadpool_params has another layout in this llama.cpp")
 
 

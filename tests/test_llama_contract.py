@@ -89,6 +89,15 @@ def test_a_wrong_layout_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ggml.check_abi()
 
 
+def test_a_wrong_layout_of_a_plan_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Shifted(ctypes.Structure):
+        _fields_ = [("unknown", ctypes.c_int64), *ggml.ComputePlan._fields_]
+
+    monkeypatch.setattr(ggml.plan_graph, "restype", Shifted)
+    with pytest.raises(ggml.AbiMismatch, match="ggml_cplan has another layout"):
+        ggml.check_abi()
+
+
 def test_a_marked_node_is_visited_before_anything_behind_it_is_asked(
     tiny_model: TinyModel,
 ) -> None:
