@@ -65,11 +65,9 @@ class ReadAhead:
         self._named: dict[int, list[int]] = {}
         self._leaving: list[tuple[set[int], list[Job]]] = []
         """Keys of entries that left, and the jobs that take their memory away."""
-        self._n_routed = 0
-        """Layers routed so far while anything was to be looked at."""
-        self._kept: deque[tuple[int, int, set[int]]] = deque()
-        """Wrongly named experts that may not leave yet: until when (by `_n_routed`), of which
-        layer, and who."""
+        self._kept: deque[tuple[int, set[int]]] = deque()
+        """Wrongly named experts that may not leave yet, by layer, for the last few that were
+        routed."""
 
     @property
     def is_busy(self) -> bool:
@@ -126,13 +124,13 @@ class ReadAhead:
 
     def let_overdue_go(self) -> None:
         """Before a layer is staged: what was kept long enough may leave, once it is there."""
-        self._n_routed += 1
-        while self._kept and self._kept[0][0] <= self._n_routed:
-            _, index, experts = self._kept.popleft()
-            for entry in self._under_way:
-                if entry.index == index and entry.expert in experts:
-                    self._lanes.wait(entry.jobs)
-            self.store.let_go(index, experts)
+        if len(self._kept) < KEPT_LAYERS:
+            return
+        index, experts = self._kept.popleft()
+        for entry in self._under_way:
+            if entry.index == index and entry.expert in experts:
+                self._lanes.wait(entry.jobs)
+        self.store.let_go(index, experts)
 
     def routed(self, index: int, experts: Iterable[int]) -> list[Job]:
         """A layer was routed and staged: jobs of its experts that must still be waited for.
@@ -157,8 +155,7 @@ class ReadAhead:
         kept = here.keys() - routed
         if self.steady:
             kept = begun - routed
-            if kept:
-                self._kept.append((self._n_routed + KEPT_LAYERS, index, kept))
+            self._kept.append((index, kept))
         self.store.let_go(index, (begun | routed) - kept)
         return [job for entry in late for job in entry.jobs]
 
@@ -198,9 +195,7 @@ class ReadAhead:
             self._lanes.wait(entry.jobs)
             self._arrived(entry)
         self._under_way = []
-        for index, experts in self._unrouted.items():
-            self.store.let_go(index, experts)
-        for _, index, experts in self._kept:
+        for index, experts in (*self._unrouted.items(), *self._kept):
             self.store.let_go(index, experts)
         self._unrouted.clear()
         self._named.clear()
@@ -212,7 +207,7 @@ class ReadAhead:
         failed = any(job.failure for job in entry.jobs) or any(o.error for o in outcomes)
         if failed:
             self.unrouted(index).discard(entry.expert)
-        is_kept = any(index == layer and entry.expert in kept for _, layer, kept in self._kept)
+        is_kept = any(index == layer and entry.expert in kept for layer, kept in self._kept)
         if failed or not (is_kept or entry.expert in self.unrouted(index)):
             store.let_go(index, [entry.expert])
         if failed:

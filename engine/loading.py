@@ -104,12 +104,13 @@ class ExpertLoader:
             raise GraphChanged("a layer was routed before the experts of the last one were used")
         ahead, warming = self.ahead, self.warming
         if ahead.is_busy:
+            if ahead.steady:
+                before = perf_counter_ns()
+                ahead.let_overdue_go()
+                waited = perf_counter_ns() - before
+                self.step.stall_ns += waited
+                started += waited
             # Before the store is asked what is there: what failed is not.
-            before = perf_counter_ns()
-            ahead.let_overdue_go()
-            waited = perf_counter_ns() - before
-            self.step.stall_ns += waited
-            started += waited
             ahead.collect()
         late = warming.routed(index, experts) if warming and warming.is_busy else []
         reads = self.store.stage(index, experts)

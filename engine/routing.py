@@ -198,12 +198,11 @@ class ExpertRouter:
         self.step.routed += experts
 
     def _stage(self, index: int, experts: Sequence[int], started: int) -> list[Read]:
-        self.loader.ahead.steady = self.is_steady
         return self.loader.load(index, experts, self._next_guess(index), started)
 
     def token_decoded(self, wall_ns: int) -> None:
         """A single token was decoded in so much time."""
-        if self.trial is not None and self.guesser is not None and not self.is_steady:
+        if self.trial is not None and self.guesser is not None and not self.loader.ahead.steady:
             self.trial.token(wall_ns / 1e6)
 
     @property
@@ -211,16 +210,11 @@ class ExpertRouter:
         """Whether the next layer is read ahead: on, off, or auto, which is either by turns."""
         if self.guesser is None:
             return "off"
-        return "on" if self.trial is None or self.is_steady else "auto"
-
-    @property
-    def is_steady(self) -> bool:
-        """Whether what is in memory decides what is left out, and so must not depend on time."""
-        return self.rule is not None and self.trial is not None
+        return "on" if self.trial is None or self.loader.ahead.steady else "auto"
 
     @property
     def _prefetches_now(self) -> bool:
-        if self.is_steady:
+        if self.loader.ahead.steady:
             # A prompt's guesses are lanes' work, and when that is done depends on time.
             return not self.prefill
         return self.prefill or self.trial is None or self.trial.prefetch

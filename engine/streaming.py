@@ -95,6 +95,8 @@ def read_as_asked(opened: OpenModel, config: RunConfig) -> None:
     has_room = lanes.count > 1 and opened.store.budget_bytes > 0
     router.guesser = guesser if understood and has_room else None
     router.trial = PrefetchTrial() if config.stream.prefetch == AUTO else None
+    # What is in memory decides what is left out.
+    router.loader.ahead.steady = router.trial is not None and cold_rule(config) is not None
     if config.stream.prefetch == "on" and router.guesser is None:
         reason = "the way in which this model's router ranks experts is not understood"
         if understood:
