@@ -65,21 +65,20 @@ class ForcedRoutes:
 
     def ids(self, prefill: bool, positions: range, index: int) -> np.ndarray:
         """Ids (tokens by slots) for positions counted from the phase's start."""
-        return _rows(self._table(prefill)[0], positions, index)
+        return _rows(self._tables[self._phase(prefill)][0], positions, index)
 
     def weights(self, prefill: bool, positions: range, index: int) -> np.ndarray | None:
         """The recorded final weights of `ids`, or None if the trace has not all of them."""
-        table = self._table(prefill)[1]
+        table = self._tables[self._phase(prefill)][1]
         return None if table is None else _rows(table, positions, index)
 
     def guesses(self, prefill: bool, positions: range, index: int) -> np.ndarray:
         """`ids`, some of them wrong: what a guess of them would have named."""
-        phase = PREFILL if prefill and len(self._tables[PREFILL][0]) else DECODE
-        return _rows(self._guesses[phase], positions, index)
+        return _rows(self._guesses[self._phase(prefill)], positions, index)
 
-    def _table(self, prefill: bool) -> tuple[np.ndarray, np.ndarray | None]:
-        recorded = self._tables[PREFILL if prefill else DECODE]
-        return recorded if len(recorded[0]) else self._tables[DECODE]
+    def _phase(self, prefill: bool) -> int:
+        """Where to look: a trace without a prompt has its decoded tokens alone."""
+        return PREFILL if prefill and len(self._tables[PREFILL][0]) else DECODE
 
 
 def _rows(table: np.ndarray, positions: range, index: int) -> np.ndarray:

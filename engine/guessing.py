@@ -117,7 +117,7 @@ class Guesser:
         tensor = self._input_tensor(index, routing)
         if tensor.ne[1] == 1 and following.is_quick:
             return likeliest(following.scores_of_one(tensor.data), top_k)
-        return likeliest(following.scores(matrix_at(tensor, ctypes.c_float)), top_k)
+        return likeliest(following.scores(self.router_input(index, routing)), top_k)
 
     def same_layer(self, index: int, routing: int, top_k: int) -> list[int]:
         """What the layer itself routes to: the control, which must always be right."""

@@ -246,16 +246,13 @@ class Recorder:
         return list(dict.fromkeys(named.ravel().tolist()))
 
     def _phase_positions(self, n_rows: int) -> range:
-        end = self._end - (0 if self._prefill else self._answer_start)
-        return range(end - n_rows, end)
+        rows, start = self._positions(n_rows), 0 if self._prefill else self._answer_start
+        return range(rows.start - start, rows.stop - start)
 
-    @property
-    def _end(self) -> int:
-        return self._position + self._n_tokens
-
-    def _positions(self, n_rows: int) -> np.ndarray:
+    def _positions(self, n_rows: int) -> range:
         """The positions of a routing's rows: the last layer routes only the prompt's end."""
-        return np.arange(self._end - n_rows, self._end)
+        end = self._position + self._n_tokens
+        return range(end - n_rows, end)
 
     def trace_routes(self, path: Path | None) -> None:
         """Write every routing from the next decode on to a new file; None: stop.
@@ -285,7 +282,7 @@ class Recorder:
         self._route_trace.add(
             self._turn,
             self._phase,
-            self._positions(len(routing.ids)),
+            np.array(self._positions(len(routing.ids))),
             layer.number,
             expert=routing.ids,
             weight=routing.weights,

@@ -50,7 +50,7 @@ class RouterMatrix:
     bias: Floats | None
     selection_bias: Floats | None
 
-    @property
+    @cached_property
     def is_quick(self) -> bool:
         """Whether `scores_of_one` costs next to nothing."""
         return self.matrix.nbytes <= QUICK_BYTES and can_multiply(self.matrix)

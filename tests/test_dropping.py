@@ -21,14 +21,14 @@ from engine.session import Session
 from engine.traces import read_route_trace
 from tests import gate
 from tests.gate import EVICTING, NO_PREFETCH, RESIDENT
-from tests.test_lossless import KINDS, slow
+from tests.test_lossless import KINDS, all_kinds
 
 TinyModel = Callable[..., Path]
 NEVER = {"routing.drop-cold-experts": 1e-12}
 FULL = {"routing.drop-cold-experts": 1.0}
 SUBSTITUTE = FULL | {"routing.cold-policy": "substitute"}
 PROMPT = gate.PROMPTS[2:]
-QUICK_KINDS = ["tiny-mixed", *slow(kind for kind in KINDS if kind != "tiny-mixed")]
+QUICK_KINDS = all_kinds("tiny-mixed")
 
 
 @pytest.mark.parametrize("policy_name", ["drop", "substitute"])

@@ -57,6 +57,11 @@ def resident(tiny_model: TinyModel) -> Callable[..., Run]:
     return reference
 
 
+def all_kinds(quick: str) -> list[Any]:
+    """Every kind of model, of which `make test` runs one."""
+    return [quick, *slow(kind for kind in KINDS if kind != quick)]
+
+
 @pytest.fixture
 def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every third read takes as long as several layers: what is not waited for comes too late."""
@@ -202,7 +207,7 @@ def test_reading_changes_between_tokens(
     assert streamed.counts["used_ahead"] > 0 and streamed.counts["apart"] > 0
 
 
-@pytest.mark.parametrize("kind", ["tiny-mixed", *slow(k for k in KINDS if k != "tiny-mixed")])
+@pytest.mark.parametrize("kind", all_kinds("tiny-mixed"))
 def test_edges_that_stay_and_are_given_back(
     kind: str,
     tiny_model: TinyModel,

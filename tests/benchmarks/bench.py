@@ -21,9 +21,6 @@ WARM_UP = 10
 """Tokens at the start of an answer that are not compared: the cache fills."""
 MEASURED = slice(WARM_UP, None)
 """The rows of a cell that are compared."""
-HEADROOM_MIB = 2200
-"""What a limit must leave beside the cache: dense weights, KV, compute buffers, the interpreter."""
-
 SERIAL_READS = ["stream.overlap=off", "stream.prefetch=off"]
 """Settings under which reads are timed by themselves: nothing is computed meanwhile."""
 

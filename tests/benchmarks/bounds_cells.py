@@ -26,8 +26,6 @@ FEWEST_FOR_RATE = WARM_UP + 9
 """From fewer tokens no rate is given: 8 intervals behind the warm-up."""
 CELL_TIMEOUT_S = 300.0
 RESIDENT_TOKENS = 32
-
-
 HEADROOM_MIB = 1800
 """What a limit must leave beside the cache: `auto` leaves as much under 8 000 MiB."""
 
