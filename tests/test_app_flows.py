@@ -362,6 +362,40 @@ class TestScreens:
             assert app.screen.id == "workbench"
         assert not flows.is_first_run()
 
+    @pytest.mark.parametrize("pasted", [False, True])
+    async def test_what_is_written_over_the_welcome_is_a_message(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pasted: bool
+    ) -> None:
+        from tuiwork.screens import flows
+
+        monkeypatch.setattr(flows, "user_state_dir", lambda *_a, **_k: str(tmp_path / "state"))
+        async with workbench((80, 24), first_run=True) as (app, _engine, pilot):
+            await pilot.pause()
+            assert isinstance(app.screen, WelcomeScreen)
+            if pasted:
+                app.post_message(events.Paste("3 [b]words[/b] here"))
+            else:
+                # As a terminal sends them: the app has not looked at the first when the last comes.
+                for character in "3 [b]words[/b] here":
+                    app.post_message(events.Key(character, character))
+            await pilot.pause()
+            assert app.screen.id == "workbench"
+            assert app.workbench.chat.composer.text == "3 [b]words[/b] here"
+
+    async def test_a_message_sent_over_the_welcome_in_one_burst_is_sent(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        from tuiwork.screens import flows
+
+        monkeypatch.setattr(flows, "user_state_dir", lambda *_a, **_k: str(tmp_path / "state"))
+        async with workbench((80, 24), first_run=True) as (app, _engine, pilot):
+            await pilot.pause()
+            for key in (*"hello", "enter", *"next"):
+                app.post_message(events.Key(key, key if len(key) == 1 else None))
+            await pilot.pause(0.5)
+            assert app.workbench.chat.composer.text == "next"
+            assert [turn.text for turn in app.workbench.chat.library.current.turns][:1] == ["hello"]
+
     async def test_profiles_are_compared_saved_and_loaded(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -481,7 +515,7 @@ class TestTerminals:
             app.workbench.chat.context_full("the prompt has 5 000 tokens")
             await looks("a full context")
             await pilot.press("escape")
-            app.push_screen(WelcomeScreen("a model…"))
+            app.push_screen(WelcomeScreen("a model…", app.workbench.chat))
             await looks("the welcome")
 
     async def test_without_colour_glyphs_tell_the_states_apart(

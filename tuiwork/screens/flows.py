@@ -109,7 +109,7 @@ async def welcome(app: TuiworkApp) -> None:
     config = app.asked()
     opening = f"Opening {Path(config.model.path).name} meanwhile." if config is not None else ""
     remember_welcome()
-    if await app.push_screen_wait(WelcomeScreen(opening)):
+    if await app.push_screen_wait(WelcomeScreen(opening, app.workbench.chat)):
         await choose_model(app)
 
 

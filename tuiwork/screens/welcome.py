@@ -6,12 +6,14 @@ from typing import ClassVar
 
 from rich.table import Table
 from rich.text import Text
+from textual import events
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
 from textual.widgets import Static
 
+from tuiwork.chat.pane import ChatPane
 from tuiwork.screens.dialog import Dialog
 
 _WHAT = (
@@ -43,9 +45,12 @@ class WelcomeScreen(Dialog[bool]):
         Binding("ctrl+o", "choose", "Open a model"),
     ]
 
-    def __init__(self, opening: str) -> None:
+    def __init__(self, opening: str, chat: ChatPane) -> None:
+        """`chat`: who does not read this but writes is writing a message there."""
         super().__init__()
         self._opening = opening
+        self._chat = chat
+        self._writing = False
 
     def compose(self) -> ComposeResult:
         """What it is, the keys that matter, what happens now."""
@@ -59,6 +64,26 @@ class WelcomeScreen(Dialog[bool]):
             yield Static(Text(_LOSSY))
             if self._opening:
                 yield Static(Text(f"\n{self._opening}", style="italic"))
+
+    def on_key(self, event: events.Key) -> None:
+        """The first letter closes this; the rest of the same burst may still arrive here."""
+        if event.is_printable:
+            event.stop()
+            self._write(events.Key(event.key, event.character))
+        elif self._writing and event.key == "enter":
+            event.stop()
+            self._chat.composer.action_send()
+
+    def on_paste(self, event: events.Paste) -> None:
+        """A paste is writing, too."""
+        event.stop()
+        self._write(events.Paste(event.text))
+
+    def _write(self, event: events.Key | events.Paste) -> None:
+        self._chat.composer.post_message(event)
+        if not self._writing:
+            self._writing = True
+            self.dismiss(False)
 
     def action_start(self) -> None:
         """Go on."""
