@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from engine.config import SETTINGS, RunConfig
+from engine.config import AUTO, SETTINGS, RunConfig
 from engine.tune_search import Knob
 
 DROP_FRACTIONS = (0.25, 0.5, 0.625, 0.75, 0.875, 1.0)
@@ -67,7 +67,9 @@ def knobs(config: RunConfig, start: dict[str, object], place: Place, *, lossy: b
     if not is_set(config, THREADS):
         found.append(Knob(THREADS, thread_ladders(int(str(start[THREADS])), place.cpus)))
     if lossy and not place.everything_fits:
-        found.append(Knob(FRACTION, (DROP_FRACTIONS,), lossy=True))
+        # With `on`, what is dropped would depend on the disk's speed from run to run.
+        along = {} if is_set(config, PREFETCH) else {PREFETCH: {"on": AUTO}}
+        found.append(Knob(FRACTION, (DROP_FRACTIONS,), lossy=True, along=along))
     return [knob for knob in found if knob.most_trials]
 
 

@@ -31,6 +31,17 @@ class Knob:
     """Values in the order in which they are tried; a ladder ends where it stops paying, and the
     next is only climbed if the one before gained nothing."""
     lossy: bool = False
+    along: Mapping[str, Mapping[Any, Any]] = field(default_factory=dict)
+    """Other settings that must change with this one: by key, which value to which."""
+
+    def turned(self, settings: Mapping[str, Any], value: Any) -> dict[str, Any]:
+        """The settings with this one at `value`, and with it what must change along."""
+        others = {
+            key: changes[settings[key]]
+            for key, changes in self.along.items()
+            if settings.get(key) in changes
+        }
+        return {**settings, **others, self.key: value}
 
     @property
     def most_trials(self) -> int:
@@ -153,12 +164,11 @@ class Search:
         for ladder in knob.ladders:
             gained = False
             for value in ladder:
-                trial = yield from self._try(
-                    knob.key, self.settings, {**self.settings, knob.key: value}
-                )
+                after = knob.turned(self.settings, value)
+                trial = yield from self._try(knob.key, self.settings, after)
                 self.trials.append(trial)
                 if trial.accepted:
-                    self.settings[knob.key] = value
+                    self.settings = after
                     gained = True
                 elif _ends_ladder(knob, trial):
                     break

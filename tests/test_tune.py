@@ -229,6 +229,24 @@ def test_the_profile_holds_settings_and_evidence(
     assert resolve([path]).routing.drop_cold_experts == 1.0
 
 
+def test_the_profile_says_why_prefetch_is_auto_where_experts_are_dropped(
+    tiny_model: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def ms(settings: dict[str, Any]) -> float:
+        ahead = 1.0 if settings["stream.prefetch"] == "off" else 1.5
+        return float(10 / (1 + settings["routing.drop-cold-experts"]) / ahead)
+
+    scripted(monkeypatch, ms)
+    result = TuneRun(config(tiny_model()), plan(tmp_path, max_kl=100.0)).run()
+    assert result is not None
+    path = tmp_path / "tuned.toml"
+    tune_profile.write(result, path)
+    assert load_profile(path)["stream.prefetch"] == "auto"
+    text = path.read_text()
+    assert "# prefetch off -> on: " in text
+    assert "# auto where experts are dropped: on for every token" in text
+
+
 def test_a_hostile_model_name_stays_in_its_comment(tiny_model: Tiny, tmp_path: Path) -> None:
     model = tmp_path / "x\n[stream]\x1b[31m\u2028evil = 1.gguf"
     model.write_bytes(tiny_model().read_bytes())

@@ -13,7 +13,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engine.config import RunConfig
-from engine.tune_knobs import FRACTION, LANES, OVERLAP, THREADS, Place, knobs, start_settings
+from engine.tune_knobs import (
+    FRACTION,
+    LANES,
+    OVERLAP,
+    PREFETCH,
+    THREADS,
+    Place,
+    knobs,
+    start_settings,
+)
 from engine.tune_rounds import ratio_interval, t_quantile
 from engine.tune_search import Cell, Knob, Rules, Sample, Search
 
@@ -157,6 +166,35 @@ def test_kl_is_asked_for_only_where_something_is_dropped() -> None:
     cells = simulate(search, quicker, kl=cost)
     assert all(cell.needs_kl <= bool(cell.settings[FRACTION]) for cell in cells)
     assert any(cell.needs_kl for cell in cells)
+
+
+def test_what_must_change_along_is_tried_and_kept_together() -> None:
+    """Prefetch that is on would make what is dropped depend on time."""
+    start = {**START, PREFETCH: "off"}
+    config, place = RunConfig(), replace(PLACE, can_prefetch=True)
+    found = [knob for knob in knobs(config, start, place, lossy=True) if knob.key != LANES]
+
+    def pays(settings: dict[str, Any]) -> float:
+        return quicker(settings) / (1 if settings[PREFETCH] == "off" else 1.5)
+
+    search = Search(start, found, Rules(max_kl=0.02))
+    cells = simulate(search, pays, kl=cost)
+    assert (search.settings[PREFETCH], search.settings[FRACTION]) == ("auto", 0.625)
+    reads_ahead = [cell.settings for cell in cells if cell.settings[PREFETCH] != "off"]
+    assert all((s[PREFETCH] == "auto") == (s[FRACTION] > 0) for s in reads_ahead)
+
+    # Where nothing that drops is kept, prefetch stays as it was found.
+    search = Search(start, found, Rules(max_kl=1e-4))
+    simulate(search, pays, kl=cost)
+    assert (search.settings[PREFETCH], search.settings[FRACTION]) == ("on", 0.0)
+
+
+def test_prefetch_that_the_caller_set_is_held_while_dropping_is_tried() -> None:
+    config = RunConfig().replace({PREFETCH: "on"})
+    found = knobs(config, {**START, PREFETCH: "on"}, PLACE, lossy=True)
+    search = Search({**START, PREFETCH: "on"}, found, Rules(max_kl=0.02))
+    simulate(search, quicker, kl=cost)
+    assert (search.settings[PREFETCH], search.settings[FRACTION]) == ("on", 0.625)
 
 
 def test_what_was_learned_before_a_stop_is_there() -> None:

@@ -7,12 +7,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from engine.config import AUTO
 from engine.errors import InputError
 from engine.machine import cpu_name, memory
 from engine.profile import load_profile
 from engine.profile_edit import replace_file
 from engine.tune import TuneResult
-from engine.tune_knobs import FRACTION
+from engine.tune_knobs import FRACTION, PREFETCH
 from engine.tune_search import Trial
 from tuiwork import __version__
 from tuiwork.figures import lossy_words
@@ -136,6 +137,11 @@ def _evidence(result: TuneResult, key: str) -> list[str]:
         )
         notes.append(f"the disk with so many readers: {rates}")
     notes += [trial_words(trial) for trial in result.search.trials if trial.key == key]
+    if key == PREFETCH and result.tuned.stream.prefetch == AUTO:
+        notes.append(
+            "auto where experts are dropped: on for every token, and what is dropped does not "
+            "depend on how fast the disk was"
+        )
     if key == FRACTION:
         notes.insert(0, "LOSSY: leaves experts out")
     return [line for note in notes for line in textwrap.wrap(note, _WIDTH)]

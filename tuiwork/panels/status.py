@@ -34,7 +34,8 @@ class StatusLine(Panel, can_focus=False):
         line: Line = [("tuiwork ", "accent")]
         if meters.opened is None:
             return line + self._without_model()
-        name = one_line(meters.opened.info.name)
+        # The demo model has the program's name before its own.
+        name = one_line(meters.opened.info.name).removeprefix("tuiwork ")
         if len(name) > _LONGEST_NAME and width < 140:
             name = name[: _LONGEST_NAME - 1] + "…"
         line.append((name, "strong"))
