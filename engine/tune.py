@@ -286,9 +286,9 @@ def _stage(cell: Cell, search: Search) -> str:
     """What is tried now, in a few words."""
     if cell.settings == search.start != search.settings:
         return f"the settings it began with, round {cell.round + 1}"
-    # What changes along comes before what is tried, as settings are in the order of the search.
-    changed = [k for k, value in cell.settings.items() if value != search.settings.get(k)]
-    words = (
-        f"{changed[-1].partition('.')[2]} {cell.settings[changed[-1]]}" if changed else "baseline"
-    )
+    words = "baseline"
+    # What changes along comes before what is tried: settings are in the order of the search.
+    for key, value in cell.settings.items():
+        if value != search.settings.get(key):
+            words = f"{key.partition('.')[2]} {value}"
     return f"{words}, round {cell.round + 1}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from textual import events
 from textual.app import App, ComposeResult
 from textual.pilot import Pilot
 from textual.strip import Strip
@@ -107,6 +108,12 @@ class ChatApp(App[None]):
     def screen_text(self) -> str:
         """What can be read on the screen."""
         return "\n".join(strip.text.rstrip() for strip in self.strips())
+
+
+def burst(app: App[None], *keys: str) -> None:
+    """Keys as a terminal gives them to the app when it had no time to look: all at once."""
+    for key in keys:
+        app.post_message(events.Key(key, key if len(key) == 1 else None))
 
 
 async def say(pilot: Pilot[None], text: str) -> None:

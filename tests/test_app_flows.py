@@ -18,6 +18,7 @@ from textual.widgets import Input, OptionList
 
 from engine.config import RunConfig, get
 from engine.messages import EngineDied, OpenFailed, OpenProgress
+from tests.chat_app import burst
 from tests.conftest import TinyModel
 from tests.engine_app import config as tiny_config
 from tests.frozen_engine import FrozenEngine
@@ -66,6 +67,13 @@ async def until(pilot: Pilot[None], condition: Callable[[], bool]) -> None:
             return
         await pilot.pause(0.05)
     raise AssertionError("it never came to be:\n" + screen_text(pilot.app))  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def nobody_welcomed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As before the first run of the workbench."""
+    state = str(tmp_path / "state")
+    monkeypatch.setattr("tuiwork.screens.flows.user_state_dir", lambda *_a, **_k: state)
 
 
 class TestTuning:
@@ -344,12 +352,10 @@ class TestScreens:
             await pilot.press("escape")
             assert app.screen.id == "workbench"
 
-    async def test_the_first_run_explains_itself_once(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    @pytest.mark.usefixtures("nobody_welcomed")
+    async def test_the_first_run_explains_itself_once(self) -> None:
         from tuiwork.screens import flows
 
-        monkeypatch.setattr(flows, "user_state_dir", lambda *_a, **_k: str(tmp_path / "state"))
         assert flows.is_first_run()
         async with workbench((80, 24), first_run=True) as (app, _engine, pilot):
             await pilot.pause()
@@ -362,36 +368,25 @@ class TestScreens:
             assert app.screen.id == "workbench"
         assert not flows.is_first_run()
 
+    @pytest.mark.usefixtures("nobody_welcomed")
     @pytest.mark.parametrize("pasted", [False, True])
-    async def test_what_is_written_over_the_welcome_is_a_message(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pasted: bool
-    ) -> None:
-        from tuiwork.screens import flows
-
-        monkeypatch.setattr(flows, "user_state_dir", lambda *_a, **_k: str(tmp_path / "state"))
+    async def test_what_is_written_over_the_welcome_is_a_message(self, pasted: bool) -> None:
         async with workbench((80, 24), first_run=True) as (app, _engine, pilot):
             await pilot.pause()
             assert isinstance(app.screen, WelcomeScreen)
             if pasted:
                 app.post_message(events.Paste("3 [b]words[/b] here"))
             else:
-                # As a terminal sends them: the app has not looked at the first when the last comes.
-                for character in "3 [b]words[/b] here":
-                    app.post_message(events.Key(character, character))
+                burst(app, *"3 [b]words[/b] here")
             await pilot.pause()
             assert app.screen.id == "workbench"
             assert app.workbench.chat.composer.text == "3 [b]words[/b] here"
 
-    async def test_a_message_sent_over_the_welcome_in_one_burst_is_sent(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        from tuiwork.screens import flows
-
-        monkeypatch.setattr(flows, "user_state_dir", lambda *_a, **_k: str(tmp_path / "state"))
+    @pytest.mark.usefixtures("nobody_welcomed")
+    async def test_a_message_sent_over_the_welcome_in_one_burst_is_sent(self) -> None:
         async with workbench((80, 24), first_run=True) as (app, _engine, pilot):
             await pilot.pause()
-            for key in (*"hello", "enter", *"next"):
-                app.post_message(events.Key(key, key if len(key) == 1 else None))
+            burst(app, *"hello", "enter", *"next")
             await pilot.pause(0.5)
             assert app.workbench.chat.composer.text == "next"
             assert [turn.text for turn in app.workbench.chat.library.current.turns][:1] == ["hello"]

@@ -11,7 +11,7 @@ from textual import events
 from textual.pilot import Pilot
 
 from engine import messages as wire
-from tests.chat_app import ChatApp, answer, failed, finished, opened, say
+from tests.chat_app import ChatApp, answer, burst, failed, finished, opened, say
 from tuiwork.chat.conversation import Conversation, Turn
 from tuiwork.chat.dialogs import ContextFullDialog, EditText
 from tuiwork.chat.history import History, load
@@ -517,12 +517,6 @@ class TestHistory:
     async def test_every_action_is_in_the_palette(self, app: ChatApp) -> None:
         titles = [command.title for command in app.chat.palette_commands()]
         assert len(titles) == len(set(titles)) == 13
-
-
-def burst(app: ChatApp, *keys: str) -> None:
-    """Keys as a terminal gives them to the app when it had no time to look: all at once."""
-    for key in keys:
-        app.post_message(events.Key(key, key if len(key) == 1 else None))
 
 
 class TestBursts:

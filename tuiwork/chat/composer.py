@@ -77,6 +77,17 @@ class Composer(KeptLines, TextArea):
         self.load_text(clean(text))
         self.move_cursor(self.document.end)
 
+    def take_key(self, event: events.Key) -> bool:
+        """Take a key that was pressed elsewhere by who is writing; whether it belongs here."""
+        if event.key == "enter":
+            self.action_send()
+        elif event.is_printable:
+            self.post_message(events.Key(event.key, event.character))
+        else:
+            return False
+        event.stop()
+        return True
+
     def action_send(self) -> None:
         """Send the message, unless there is none."""
         # The app looks for priority keys before the letters typed just ahead of them have arrived

@@ -67,20 +67,17 @@ class WelcomeScreen(Dialog[bool]):
 
     def on_key(self, event: events.Key) -> None:
         """The first letter closes this; the rest of the same burst may still arrive here."""
-        if event.is_printable:
-            event.stop()
-            self._write(events.Key(event.key, event.character))
-        elif self._writing and event.key == "enter":
-            event.stop()
-            self._chat.composer.action_send()
+        # Enter alone is not writing: it starts.
+        if (event.is_printable or self._writing) and self._chat.composer.take_key(event):
+            self._begin_writing()
 
     def on_paste(self, event: events.Paste) -> None:
         """A paste is writing, too."""
         event.stop()
-        self._write(events.Paste(event.text))
+        self._chat.composer.post_message(events.Paste(event.text))
+        self._begin_writing()
 
-    def _write(self, event: events.Key | events.Paste) -> None:
-        self._chat.composer.post_message(event)
+    def _begin_writing(self) -> None:
         if not self._writing:
             self._writing = True
             self.dismiss(False)

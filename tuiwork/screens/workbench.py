@@ -62,16 +62,8 @@ class Workbench(KeptLines, Screen[None]):
 
     def on_key(self, event: events.Key) -> None:
         """Who types before anything has the focus, as at the start, is writing a message."""
-        composer = self.chat.composer
-        if self.focused not in (None, composer):
-            return
-        if event.key == "enter":
-            composer.action_send()
-        elif event.is_printable:
-            composer.post_message(events.Key(event.key, event.character))
-        else:
-            return
-        event.stop()
+        if self.focused in (None, self.chat.composer):
+            self.chat.composer.take_key(event)
 
     def on_tick(self, tick: int) -> None:
         """Draw what changed, of those panels whose turn it is."""
