@@ -35,7 +35,8 @@ fmt: $(DEV_STAMP)
 clean:
 	rm -rf $(VENV) dist build
 
-$(RUN_STAMP): pyproject.toml requirements/llama.txt scripts/set-up
+$(RUN_STAMP): pyproject.toml requirements/llama.txt scripts/set-up scripts/compile_core.py \
+  $(wildcard engine/native/*.c engine/native/*.h)
 	@PYTHON="$(PYTHON)" scripts/set-up $(VENV) .
 	@touch $@
 

@@ -195,6 +195,9 @@ class ReadAhead:
             self._lanes.wait(entry.jobs)
             self._arrived(entry)
         self._under_way = []
+        for _, jobs in self._leaving:
+            self._lanes.wait(jobs)
+        self._leaving = []
         for index, experts in (*self._unrouted.items(), *self._kept):
             self.store.let_go(index, experts)
         self._unrouted.clear()

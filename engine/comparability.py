@@ -117,7 +117,15 @@ def _version(run: Run) -> str | None:
     if version is None:
         return None
     openmp = " with OpenMP" if run.number("openmp") == 1 else ""
-    return f"{version}, llama.cpp {llama}{openmp}" if llama else version
+    core = ", experts loaded in Python" if _loads_in_python(run) else ""
+    return f"{version}, llama.cpp {llama}{openmp}{core}" if llama else version
+
+
+def _loads_in_python(run: Run) -> bool:
+    """Not for being traced, which `_traced` tells, and not for having no experts to load."""
+    is_traced = run.number("route_traced") or run.number("io_traced")
+    is_compiled = run.number("compiled_core") != 0
+    return run.number("moe_stream") == 1 and not (is_traced or is_compiled)
 
 
 def _prompt(run: Run) -> str | None:

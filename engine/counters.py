@@ -8,6 +8,7 @@ late, never a torn one.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -109,3 +110,20 @@ class StoreCounters:
         """Write some of the totals."""
         for name, value in values.items():
             self.totals[self.NAMES.index(name)] = value
+
+
+@dataclass
+class StepCounters:
+    """What one decode did on the callback's thread."""
+
+    io_ns: int = 0
+    """Time that lanes were busy."""
+    stall_ns: int = 0
+    """Time that the token waited for reads."""
+    mgmt_ns: int = 0
+    reads: int = 0
+    read_bytes: int = 0
+    routed: int = 0
+    dropped: int = 0
+    substituted: int = 0
+    mass_discarded: float = 0.0

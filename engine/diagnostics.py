@@ -24,6 +24,8 @@ class Diagnostics:
     """Seed of random tokens that replace the sampled ones, so that runs are comparable."""
     poison: bool = False
     """Fill every expert slice that is not loaded with NaN patterns."""
+    interpreted: bool = False
+    """Load tokens in Python although there is compiled code for it."""
     route_trace: Path | None = None
     io_trace: Path | None = None
 

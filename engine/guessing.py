@@ -62,6 +62,11 @@ class Guesser:
         self._inputs: dict[int, tuple[int, Tensor, bytes]] = {}
 
     @property
+    def routers(self) -> Sequence[RouterMatrix | None]:
+        """Of the routed layers, None where one is not understood."""
+        return self._routers
+
+    @property
     def n_guessable(self) -> int:
         """Routed layers that can be guessed."""
         return sum(self._can_guess)
@@ -124,6 +129,10 @@ class Guesser:
         router = self._routers[index]
         assert router is not None
         return likeliest(router.scores(self.router_input(index, routing)), top_k)
+
+    def input_address(self, index: int, routing: int) -> int:
+        """Where the first token's input of a layer's router is; 0: the next is not guessable."""
+        return self._input_tensor(index, routing).data or 0 if self._can_guess[index] else 0
 
     def router_input(self, index: int, routing: int) -> Floats:
         """What a layer's router saw, tokens by width, over the graph's own memory."""

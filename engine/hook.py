@@ -9,13 +9,20 @@ Asking is the hot path: a graph that was asked before comes with the same addres
 order, so an ask compares one address with the one expected at its place. Where a graph differs,
 nodes are recognised by name from there on. A learned node that does not arrive stops the graph
 before anything unloaded can be used (`GraphChanged`).
+
+Compiled code, where there is any, stands before us (`engine/native/front.c`): it answers for nodes
+that are where they are expected, and handles routings that it may load. Both look at one `Front`.
 """
 
 from __future__ import annotations
 
+import ctypes
 from typing import Any
 
+import numpy as np
+
 from engine import ggml
+from engine import native_library as native
 from engine.errors import GraphChanged
 from engine.ggml import AbortFlag, Tensor, llama
 from engine.graph import Node
@@ -64,7 +71,19 @@ class EvalHook:
 
     def __init__(self, abort: AbortFlag) -> None:
         self._abort = abort
-        self.function = llama.ggml_backend_sched_eval_callback(self._callback)
+        callback_type = llama.ggml_backend_sched_eval_callback
+        self._front = native.Front(routing=-1)
+        self._in_python = callback_type(self._callback)
+        self.function, self.data = self._in_python, None
+        """The callback and its data, for llama.cpp. Both live as long as we do."""
+        if native.library is not None:
+            self._front.slow = ctypes.cast(self._in_python, ctypes.c_void_p).value
+            self._front.data_offset = Tensor.data.offset
+            self._front.shape_offset = Tensor.ne.offset
+            self._front.sources_offset = Tensor.src.offset
+            self._front.name_offset = Tensor.name.offset
+            self.function = callback_type(native.address_of_callback())
+            self.data = ctypes.addressof(self._front)
         self._capture: GraphCapture | None = None
         self.error: BaseException | None = None
         self._router: ExpertRouter | None = None
@@ -78,7 +97,7 @@ class EvalHook:
     def record(self, capture: GraphCapture | None) -> None:
         """Write the next graph's nodes down in `capture` and visit none; None: go on as usual."""
         self._capture = capture
-        self._index = 0
+        self._front.index = 0
 
     def install(self, router: ExpertRouter) -> None:
         """From now on, let `router` handle every routing."""
@@ -98,8 +117,11 @@ class EvalHook:
 
     def begin(self) -> None:
         """Before each llama_decode."""
-        self._index = 0
-        self._visited = 0
+        front = self._front
+        front.index = front.visited = front.stopped = front.failed = 0
+        front.routing = -1
+        core = self._loader.core if self._loader is not None else None
+        front.core = core.pointer if core is not None else None
         self.error = None
 
     def end(self) -> None:
@@ -114,46 +136,66 @@ class EvalHook:
             raise self.error
 
     def _forget_graph(self) -> None:
-        self._expected: list[int] = []
-        self._expected_marks: list[Mark | None] = []
+        self._expect([], [])
         self._recorded: list[int] = []
         self._recorded_marks: list[Mark | None] = []
-        self._index = 0
-        self._visited = 0
+        self._front.index = 0
+        self._front.visited = 0
         self._routings_asked = 0
         self._stages_asked = 0
-        self._since_mark = 0
+        self._front.since_mark = 0
         self._pending: Mark | None = None
-        self._known = False
+        self._front.known = 0
+
+    def _expect(self, addresses: list[int], marks: list[Mark | None]) -> None:
+        """The next graph is expected to come with these nodes."""
+        self._expected, self._expected_marks = addresses, marks
+        self._expected_arrays = (
+            np.array(addresses, np.uint64),
+            np.array([_role_of(mark) for mark in marks], np.uint8),
+            np.array([mark.index if mark else 0 for mark in marks], np.int32),
+            np.array([mark.bank if mark else 0 for mark in marks], np.int32),
+        )
+        names = {mark: name for name, mark in self._marks_by_name.items()}
+        self._expected_names = (ctypes.c_char_p * len(marks))(
+            *(names[mark] if mark else None for mark in marks)
+        )
+        front = self._front
+        front.expected, front.roles, front.layers, front.banks = (
+            array.ctypes.data for array in self._expected_arrays
+        )
+        front.names = ctypes.addressof(self._expected_names)
+        front.n_expected = len(addresses)
 
     def _callback(self, address: int, ask: bool, _data: Any) -> bool:
         if not ask:
             return self._visit(address)
-        # Written for speed: this runs for every node of every token.
-        index = self._index
-        self._index = index + 1
+        # Written for speed: without compiled code this runs for every node of every token.
+        front = self._front
+        index = front.index
+        front.index = index + 1
         if index == 0:
             if self._capture is not None:
-                self._index = 0
+                front.index = 0
                 self._capture.take(address)
                 return False
             self._begin_graph()
-        if self._known and index < len(self._expected) and self._expected[index] == address:
+        if front.known and index < front.n_expected and self._expected[index] == address:
             mark = self._expected_marks[index]
             if mark is None:
                 return False
             # Most layers have no read under way when their experts are computed.
-            if mark.role is Role.EXPERTS and self._loader and self._loader.flight is None:
+            if mark.role is Role.EXPERTS and self._loader and not self._loader.is_flying:
                 return False
             return self._mark_arrives(address, mark, index)
         return self._ask_by_name(address, index)
 
     def _begin_graph(self) -> None:
-        self._known = bool(self._expected)
-        self._visited = 0
+        self._front.known = bool(self._expected)
+        self._front.visited = 0
         self._routings_asked = 0
         self._stages_asked = 0
-        self._since_mark = 0
+        self._front.since_mark = 0
         self._recorded, self._recorded_marks = [], []
 
     def _mark_arrives(self, address: int, mark: Mark, index: int) -> bool:
@@ -163,8 +205,8 @@ class EvalHook:
         return self._arrives(mark, address, index + 1)
 
     def _ask_by_name(self, address: int, index: int) -> bool:
-        if self._known:
-            self._known = False
+        if self._front.known:
+            self._front.known = False
             self._recorded = self._expected[:index]
             self._recorded_marks = self._expected_marks[:index]
             self._recheck(index)
@@ -173,11 +215,11 @@ class EvalHook:
         mark = self._marks_by_name.get(name)
         if tensor.op == self._mul_mat_id:
             self._check_experts(name)
-        if mark is not None and mark.role is Role.ROUTING and mark.index < self._visited:
+        if mark is not None and mark.role is Role.ROUTING and mark.index < self._front.visited:
             # The same layer again: llama.cpp split the batch, and this is the next graph.
             self._finish_graph()
             self._begin_graph()
-            self._known = False
+            self._front.known = False
         self._recorded.append(address)
         self._recorded_marks.append(mark)
         if mark is None:
@@ -192,9 +234,11 @@ class EvalHook:
         if not mark.visit:
             return False
         self._pending = mark
-        self._since_mark = next_place
+        self._front.since_mark = next_place
         if mark.role is Role.ROUTING:
             self._routings_asked += 1
+            if mark.stages and self._front.core and self._router.only_loads:
+                self._front.routing = mark.index
         elif mark.index >= self._routings_asked:
             self._fail(GraphChanged(f"a layer's weights came before its routing ({mark})"))
         if mark.stages:
@@ -211,12 +255,12 @@ class EvalHook:
             return True
         if stop:
             self._pending = mark
-            self._since_mark = next_place
+            self._front.since_mark = next_place
         return stop
 
     def _recheck(self, index: int) -> None:
         """A graph that differs from `index` on may have differed since the last mark."""
-        for place in range(self._since_mark, index):
+        for place in range(self._front.since_mark, index):
             tensor = Tensor.from_address(self._expected[place])
             if tensor.name in self._marks_by_name:
                 self._fail(GraphChanged(f"node {tensor.name!r} came at another place than learned"))
@@ -232,14 +276,16 @@ class EvalHook:
             self._fail(GraphChanged(f"experts of {name!r} are used before they are read"))
 
     def _finish_graph(self) -> None:
-        if self._visited != self._n_layers:
+        if self._front.visited != self._n_layers:
             self._fail(
-                GraphChanged(f"{self._visited} of {self._n_layers} routings arrived in a graph")
+                GraphChanged(
+                    f"{self._front.visited} of {self._n_layers} routings arrived in a graph"
+                )
             )
-        elif self._loader is not None and self._loader.flight is not None:
+        elif self._loader is not None and self._loader.is_flying:
             self._fail(GraphChanged("experts that were read were not used where learned"))
-        elif not self._known:
-            self._expected, self._expected_marks = self._recorded, self._recorded_marks
+        elif not self._front.known:
+            self._expect(self._recorded, self._recorded_marks)
 
     def _fail(self, error: BaseException) -> None:
         """Stop the graph; the session raises `error` when llama.cpp returns."""
@@ -252,10 +298,20 @@ class EvalHook:
         if mark is None or self.error is not None:
             return True
         try:
-            if mark.stages:
-                self._visited += 1
             assert self._router is not None
+            if self._front.failed:
+                core = self._router.loader.core
+                assert core is not None
+                core.fail()
+            if mark.stages:
+                self._front.visited += 1
             self._router.visit(mark, address)
         except BaseException as error:  # must not pass through C; the session raises it
             self._fail(error)
         return True
+
+
+def _role_of(mark: Mark | None) -> int:
+    if mark is None:
+        return native.UNMARKED
+    return native.EXPERTS if mark.role is Role.EXPERTS else native.MARKED

@@ -59,6 +59,11 @@ class Lanes:
         """Lanes that work now, the caller's thread included."""
         return len(self._threads) + 1
 
+    @property
+    def own_fds(self) -> list[int]:
+        """The descriptors of the caller's thread, by shard; they stay ours."""
+        return self._own_fds
+
     def set_count(self, count: int) -> None:
         """Change the number of lanes; call it while no urgent job is under way.
 
@@ -345,11 +350,16 @@ class Lanes:
         read, error = outcome.read, outcome.error
         assert error is not None
         what = "dense weights" if read.tag is None else str(read.tag)
-        code = errno.errorcode.get(error.errno or 0, "?")
-        return (
-            f"{self._mappings[read.shard].path}: reading {what} failed at offset {read.first} "
-            f"({read.last - read.first} bytes): {error.strerror or error} [{code}]"
-        )
+        return read_failure(self._mappings[read.shard].path, what, read.first, read.last, error)
+
+
+def read_failure(path: Path, what: str, first: int, last: int, error: OSError) -> str:
+    """In words: bytes `first` to `last` of the file could not be read."""
+    code = errno.errorcode.get(error.errno or 0, "?")
+    return (
+        f"{path}: reading {what} failed at offset {first} ({last - first} bytes): "
+        f"{error.strerror or error} [{code}]"
+    )
 
 
 def _close_all(fds: list[int]) -> None:

@@ -9,11 +9,10 @@ probably route to (`ahead.py`).
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from time import perf_counter_ns
 
 from engine.ahead import ReadAhead
-from engine.counters import GuessCounters
+from engine.counters import GuessCounters, StepCounters
 from engine.errors import GraphChanged
 from engine.expert_store import ExpertStore
 from engine.flight import Flight, by_bank, expert_of
@@ -22,24 +21,8 @@ from engine.guessing import Guess
 from engine.lane_jobs import Job, Read, ReadOutcome
 from engine.lanes import Lanes
 from engine.residency import ExpertCache
+from engine.token_core import TokenCore
 from engine.warming import Warming
-
-
-@dataclass
-class StepCounters:
-    """What one decode did on the callback's thread."""
-
-    io_ns: int = 0
-    """Time that lanes were busy."""
-    stall_ns: int = 0
-    """Time that the token waited for reads."""
-    mgmt_ns: int = 0
-    reads: int = 0
-    read_bytes: int = 0
-    routed: int = 0
-    dropped: int = 0
-    substituted: int = 0
-    mass_discarded: float = 0.0
 
 
 class ExpertLoader:
@@ -59,6 +42,8 @@ class ExpertLoader:
         self.flight: Flight | None = None
         """The present layer's reads, where some may not be done."""
         self.ahead = ReadAhead(store, lanes, guesses, self._count_reads)
+        self.core: TokenCore | None = None
+        """Loads in our place, while it is there (`compiled.py`)."""
         self.warming: Warming | None = None
         """What a warm start has planned for the present store."""
         self.on_reads: Callable[[Sequence[ReadOutcome]], None] | None = None
@@ -90,6 +75,24 @@ class ExpertLoader:
     def take_store_back(self) -> None:
         """Between two visits a lane may have the store; from here on it has not."""
         self.ahead.join()
+
+    def hand_over(self, core: TokenCore) -> None:
+        """Let `core` load from here on."""
+        self.settle()
+        core.take_over()
+        self.core = core
+        self.resume()
+
+    def take_over(self) -> None:
+        """Load ourselves from here on."""
+        core, self.core = self.core, None
+        if core is not None:
+            core.hand_back(self._between_steps)
+
+    @property
+    def is_flying(self) -> bool:
+        """Whether a layer's own reads are under way."""
+        return self.core.is_flying if self.core is not None else self.flight is not None
 
     def load(
         self, index: int, experts: Sequence[int], guess: Guess | None, started: int
@@ -148,6 +151,8 @@ class ExpertLoader:
         Returns whether to compute them apart from what follows, because that must still be waited
         for. Raises GraphChanged if this cannot be the node that was learned.
         """
+        if self.core is not None:
+            return self.core.asked(index, bank)
         flight = self.flight
         if flight is None:
             return False
@@ -161,6 +166,10 @@ class ExpertLoader:
 
     def end_decode(self) -> None:
         """After a decode, however it ended: no layer's own reads are under way any more."""
+        if self.core is not None:
+            self.core.abandon()
+            self.n_apart += self.core.tell(self.step)
+            return
         self.ahead.join()
         flight, self.flight = self.flight, None
         if flight is not None:
@@ -177,6 +186,7 @@ class ExpertLoader:
 
         A warm start does not go on before `resume`.
         """
+        self.take_over()
         self.end_decode()
         # The last step was told already.
         told, self.step = self.step, self._between_steps

@@ -122,6 +122,8 @@ class OpenModel:
         if self.layers != before:
             raise GraphChanged("the model computes with other experts than it was opened with")
         assert self.plan is not None
+        # It knows the way through the graph that was.
+        self.router.compiled.close()
         self.router.plan = self.router.loader.plan = self.plan
         if self.guesser is not None:
             guesses = self.router.guesser is self.guesser
@@ -144,6 +146,8 @@ class OpenModel:
 
     def close(self) -> None:
         """Free everything, in the order in which it depends on each other."""
+        if self.router is not None:
+            self.router.compiled.close()
         if self.lanes is not None:
             self.lanes.close()
         if self.context is not None:

@@ -151,4 +151,5 @@ def _new_context(
     params.abort_callback_data = abort.argument
     if hook is not None:
         params.cb_eval = hook.function
+        params.cb_eval_user_data = hook.data
     return llama.llama_init_from_model(model, params)

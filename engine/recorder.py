@@ -12,15 +12,15 @@ import numpy as np
 
 from engine import policy
 from engine.config import SETTINGS, RunConfig, get
+from engine.counters import StepCounters
 from engine.diagnostics import Diagnostics, ForcedRoutes
 from engine.errors import InputError
 from engine.experts import ExpertTag
 from engine.lane_jobs import ReadOutcome
-from engine.loading import StepCounters
 from engine.machine import cpu_name
+from engine.observed import Routing
 from engine.open_model import OpenModel
 from engine.results import ModelInfo
-from engine.routing import Routing
 from engine.telemetry import (
     MIB,
     NOT_COUNTED,
@@ -92,10 +92,9 @@ class Recorder:
             self._route_trace.begin_decode()
         router = self._opened.router
         if router is not None:
-            router.prefill = prefill
-            router.loader.begin_step()
             store = router.store
             store.clock += 1
+            router.begin_decode(n_tokens, prefill=prefill)
             self._store_before = (store.hits, store.misses, store.evictions)
 
     def undo_decode(self) -> None:
@@ -331,6 +330,12 @@ def trace_model(info: ModelInfo, opened: OpenModel) -> TraceModel:
     )
 
 
+def _is_compiled(options: Diagnostics, opened: OpenModel) -> bool:
+    """Whether compiled code loads this run's tokens."""
+    router, is_traced = opened.router, options.route_trace or options.io_trace
+    return router is not None and not is_traced and router.compiled.would_load(router.guesser)
+
+
 def preamble(
     info: ModelInfo, resolved: RunConfig, options: Diagnostics, opened: OpenModel
 ) -> dict[str, object]:
@@ -359,6 +364,7 @@ def preamble(
             values.setdefault(key.partition(".")[2].replace("-", "_"), get(resolved, key))
     values |= {
         "moe_stream": int(opened.streams),
+        "compiled_core": int(_is_compiled(options, opened)),
         "poison": int(options.poison),
         "forced_routes": int(options.force_routes is not None),
         "random_tokens": -1 if options.random_tokens is None else options.random_tokens,

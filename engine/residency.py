@@ -18,9 +18,8 @@ shares with other tensors at its two ends belong to no entry and always stay.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -33,6 +32,20 @@ from engine.retention import Retention
 
 _EDGES_OF_BUDGET = 16
 """The edges of all slices stay in memory where they weigh at most this part of the budget."""
+
+
+class Lent(NamedTuple):
+    """The state of a cache in which nothing is under way."""
+
+    resident: np.ndarray
+    """A byte per key: 1 for what is in memory."""
+    retention: tuple[np.ndarray, ...]
+    """What each key is worth (`Retention.arrays`)."""
+    resident_bytes: int
+    layer: int
+    n_uses: int
+    keeps_edges: bool
+    moves_pages: bool
 
 
 class Planner(Protocol):
@@ -159,6 +172,41 @@ class ExpertCache(ExpertStore):
     def seed(self, rates: np.ndarray) -> None:
         """Take each (layer, expert) for one that was used in this share of passes."""
         self._retention.seed(rates)
+
+    def lend(self) -> Lent:
+        """What `token_core` goes on from, while it stands in for us. Nothing may be under way."""
+        return Lent(
+            np.frombuffer(self._retention.resident, np.uint8),
+            self._retention.arrays,
+            self._resident,
+            *self._retention.position,
+            self._keeps_edges,
+            self._moves_pages,
+        )
+
+    def note(
+        self,
+        resident_bytes: int,
+        *,
+        hits: int,
+        misses: int,
+        evictions: int,
+        moved: int,
+        left: Iterable[int],
+    ) -> None:
+        """What happened meanwhile to what we have lent. `left`: who left."""
+        self._resident = resident_bytes
+        self.hits += hits
+        self.misses += misses
+        self.evictions += evictions
+        self.moved += moved
+        for key in left:
+            assert self.planner is not None
+            self.planner.left(key)
+
+    def take_back(self, layer: int, n_uses: int) -> None:
+        """We go on from here ourselves; the last call was for this layer."""
+        self._retention.go_on(layer, n_uses)
 
     def n_hits(self, key: int) -> int:
         """How often an entry was there when it was routed to."""
@@ -336,63 +384,3 @@ def _without_core(release: Release) -> Release:
 def _by_last_use(experts: Sequence[int]) -> list[int]:
     """Each expert once, in order of its last place."""
     return list(dict.fromkeys(reversed(experts)))[::-1]
-
-
-class NoCache(ExpertStore):
-    """The cache is off: every routing is read again, into memory that all layers share.
-
-    The banks of every layer lie on the same pages of one scratch file, so memory is one layer's
-    and no page is ever freed and faulted in again. What a layer read is gone when the next reads.
-    """
-
-    def __init__(
-        self,
-        layers: Sequence[ExpertLayer],
-        mappings: Sequence[ShardMapping],
-        *,
-        counters: ExpertCounters | None = None,
-        poison: bool = False,
-    ) -> None:
-        super().__init__(layers, mappings, counters=counters, poison=poison)
-        self._scratch_fd = os.memfd_create("tuiwork-experts")
-        sizes = [self._place(layer) for layer in self.layers]
-        os.ftruncate(self._scratch_fd, max(sizes))
-
-    @property
-    def budget_bytes(self) -> int:
-        return 0
-
-    @property
-    def resident_bytes(self) -> int:
-        return os.fstat(self._scratch_fd).st_blocks * 512
-
-    def is_resident(self, index: int, expert: int) -> bool:
-        return False
-
-    def stage(self, index: int, experts: Sequence[int]) -> list[Read]:
-        wanted = list(dict.fromkeys(experts))
-        if self.poison:
-            self._poison_slices(index, range(self.layers[index].n_expert))
-        reads: list[Read] = []
-        self.counters.state[...] = ABSENT
-        for expert in wanted:
-            self.counters.misses[index, expert] += 1
-            self.counters.last_used[index, expert] = self.clock
-            self.counters.state[index, expert] = READING
-            reads.extend(self._reads_of(index, expert))
-        self.misses += len(wanted)
-        return reads
-
-    def forget(self, index: int, experts: Iterable[int]) -> None:
-        pass
-
-    def close(self) -> None:
-        os.close(self._scratch_fd)
-
-    def _place(self, layer: ExpertLayer) -> int:
-        position = 0
-        for bank in layer.banks:
-            first, last = bank.inside_first, bank.inside_last
-            self.mappings[bank.shard].share(first, last, self._scratch_fd, position)
-            position += last - first
-        return position

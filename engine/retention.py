@@ -45,6 +45,11 @@ _DECAY = np.array([math.exp(-1.0 / tau) for tau in TAUS])[:, None]
 _CREDIT = (np.array(WEIGHTS) / np.array(TAUS))[:, None]
 
 
+def decay_and_credit() -> tuple[np.ndarray, np.ndarray]:
+    """By tau: what a pass leaves of a part of the worth, and what a use adds to it."""
+    return _DECAY.ravel().copy(), _CREDIT.ravel().copy()
+
+
 class Retention:
     """Knows what is resident and what it is worth. A key is `layer * n_expert + expert`."""
 
@@ -80,9 +85,26 @@ class Retention:
         """
         # The sum over all uses at that rate of exp(-age / tau) / tau tends to the rate itself.
         self._parts += np.array(WEIGHTS)[:, None] * rates.reshape(-1)
-        first, second, third = self._parts
-        self._worth = first + second + third
+        self._sum_parts()
         self._order.clear()
+
+    @property
+    def arrays(self) -> tuple[np.ndarray, ...]:
+        """Parts of the worth by tau, worth, nearness, last use: for who keeps them up instead."""
+        return self._parts, self._worth, self._nearness, self._last
+
+    @property
+    def position(self) -> tuple[int, int]:
+        """The layer of the last call, and how many uses there were: all are in `arrays`."""
+        self._apply_uses()
+        return self._layer, self._n_uses
+
+    def go_on(self, layer: int, n_uses: int) -> None:
+        """Go on with `arrays` as somebody else has left them, at that position."""
+        self._layer, self._n_uses = layer, n_uses
+        self._unapplied.clear()
+        self.held.clear()
+        self.nothing_in_use()
 
     def use(self, layer: int, keys: Sequence[int]) -> None:
         """A call uses these keys of one layer, each once, in order of their last use in it."""
@@ -114,9 +136,14 @@ class Retention:
     def _begin_pass(self) -> None:
         self._apply_uses()
         self._parts *= _DECAY
-        first, second, third = self._parts
-        self._worth = first + second + third
+        self._sum_parts()
         self._order.clear()
+
+    def _sum_parts(self) -> None:
+        first, second, third = self._parts
+        # In place: compiled code may know the address.
+        np.add(first, second, out=self._worth)
+        self._worth += third
 
     def _apply_uses(self) -> None:
         keys = np.array(self._unapplied, np.intp)

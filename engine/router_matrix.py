@@ -67,10 +67,11 @@ class RouterMatrix:
 
     def scores_of_one(self, address: int) -> Floats:
         """Nearly the same for the one token whose input is at `address`, if this `is_quick`."""
-        return self._ranked_by(self._product.with_vector_at(address)[None])
+        return self._ranked_by(self.product.with_vector_at(address)[None])
 
     @cached_property
-    def _product(self) -> VectorProduct:
+    def product(self) -> VectorProduct:
+        """What `scores_of_one` multiplies with."""
         return VectorProduct(self.matrix)
 
     def _ranked_by(self, values: Floats) -> Floats:

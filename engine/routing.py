@@ -9,59 +9,26 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from time import perf_counter_ns
-from typing import Protocol
 
 import numpy as np
 
 from engine import policy
-from engine.counters import RoutingCounters
+from engine.compiled import CompiledLoading
+from engine.counters import RoutingCounters, StepCounters
 from engine.errors import GraphError
 from engine.expert_store import ExpertStore
-from engine.flight import expert_of
 from engine.ggml import Tensor
 from engine.graph import GraphPlan
 from engine.guessing import Guess, Guesser
 from engine.lane_jobs import Read
-from engine.loading import ExpertLoader, StepCounters
+from engine.loading import ExpertLoader
 from engine.marks import Mark, Role
 from engine.node_values import ids_of_one, matrix_at, weights_at, weights_of_one
+from engine.observed import Routes, Routing, as_handled
 from engine.policy import ColdRule
 from engine.prefetch_trial import PrefetchTrial
-
-
-@dataclass(frozen=True)
-class Routing:
-    """One layer's routing as it was handled, for traces. Arrays are tokens by slots."""
-
-    index: int
-    ids: np.ndarray
-    """What the router chose."""
-    weights: np.ndarray | None
-    """The final weights as the router made them."""
-    resident: np.ndarray
-    """Whether each was in memory before, or on its way."""
-    ahead: np.ndarray
-    """Whether that is because it was read ahead, and nothing has routed to it since."""
-    read: np.ndarray
-    """Which slots caused a read."""
-    dropped: np.ndarray | None
-    substituted: np.ndarray | None
-    """The expert that ran instead, -1 for none."""
-
-
-class Routes(Protocol):
-    """Other routings than the router's, for diagnostics. Arrays are tokens by slots."""
-
-    def ids(self, index: int, n_tokens: int) -> np.ndarray:
-        """The experts that a routed layer uses instead."""
-
-    def weights(self, index: int, n_tokens: int) -> np.ndarray | None:
-        """Their final weights, or None to keep what the model makes of them."""
-
-    def guess(self, index: int, least_share: float) -> list[int]:
-        """What a guess of the routing would have named, the likeliest first."""
+from engine.token_core import TokenSettings
 
 
 class ExpertRouter:
@@ -74,6 +41,7 @@ class ExpertRouter:
         self.plan = plan
         self.loader = loader
         self.counters = counters
+        self.compiled = CompiledLoading(loader, counters)
         self.top_k = top_k
         self.prefill = False
         self.guesser: Guesser | None = None
@@ -96,6 +64,31 @@ class ExpertRouter:
     def step(self) -> StepCounters:
         """What the present decode did so far."""
         return self.loader.step
+
+    def begin_decode(self, n_tokens: int, *, prefill: bool) -> None:
+        """A decode of so many tokens comes next."""
+        if prefill != self.prefill and self.loader.ahead.steady:
+            # Compiled code begins and ends with nothing under way; then so must Python.
+            self.loader.settle()
+            self.loader.resume()
+        self.prefill = prefill
+        wanted = None
+        is_watched = self.observer is not None or self.loader.on_reads is not None
+        if n_tokens == 1 and not (prefill or is_watched):
+            wanted = TokenSettings(
+                overlap=self.loader.overlap,
+                prefetch=self.guesser is not None and self.prefetches_now,
+                steady=self.loader.ahead.steady,
+                top_k=self.present_top_k,
+                least_share=self.least_share,
+            )
+        self.compiled.begin_decode(self.guesser, wanted)
+        self.loader.begin_step()
+
+    @property
+    def only_loads(self) -> bool:
+        """Whether a token's routing is loaded as it is, and nobody looks at it."""
+        return not (self.routes or self.live_top_k or self.rule or self.observer)
 
     def marks(self) -> Iterator[tuple[str, Mark]]:
         """The nodes that the present settings need, by name."""
@@ -159,7 +152,7 @@ class ExpertRouter:
     def _on_routing(self, index: int, address: int) -> None:
         started = perf_counter_ns()
         tensor = Tensor.from_address(address)
-        if not (self.routes or self.live_top_k or self.rule or self.observer) and tensor.ne[1] == 1:
+        if self.only_loads and tensor.ne[1] == 1:
             # Hot path. One token's ids lie side by side whatever the strides of the view are.
             chosen = (ctypes.c_int32 * tensor.ne[0]).from_address(tensor.data)[:]
             self._count_routed(index, 1, len(chosen))
@@ -198,7 +191,20 @@ class ExpertRouter:
         self.step.routed += experts
 
     def _stage(self, index: int, experts: Sequence[int], started: int) -> list[Read]:
-        return self.loader.load(index, experts, self._next_guess(index), started)
+        forced = None
+        if self.routes is not None:
+            # A diagnostic's own work is not the engine's.
+            before = perf_counter_ns()
+            forced = self._forced_guess(index)
+            started += perf_counter_ns() - before
+        core = self.loader.core
+        if core is None:
+            return self.loader.load(index, experts, self._next_guess(index, forced), started)
+        routing = self._addresses[Role.ROUTING, index]
+        seen = self.guesser.input_address(index, routing) if self.guesser is not None else 0
+        self.step.mgmt_ns += perf_counter_ns() - started
+        core.load(index, experts, seen, forced)
+        return []
 
     def token_decoded(self, wall_ns: int) -> None:
         """A single token was decoded in so much time."""
@@ -213,24 +219,38 @@ class ExpertRouter:
         return "on" if self.trial is None or self.loader.ahead.steady else "auto"
 
     @property
-    def _prefetches_now(self) -> bool:
+    def prefetches_now(self) -> bool:
+        """Whether the next layer of this decode may be read ahead, if it can be guessed."""
         if self.loader.ahead.steady:
             # A prompt's guesses are lanes' work, and when that is done depends on time.
             return not self.prefill
         return self.prefill or self.trial is None or self.trial.prefetch
 
-    def _next_guess(self, index: int) -> Guess | None:
-        if self.guesser is None or not self._prefetches_now:
+    def _next_guess(self, index: int, forced: Sequence[int] | None) -> Guess | None:
+        if self.guesser is None or not self.prefetches_now:
             return None
         if self.prefill and index + 2 == len(self.plan.layers):
             return None  # the last layer routes the prompt's end alone
-        top_k = self.live_top_k or self.top_k
-        least = self.rule.threshold(top_k) if self.rule is not None and self._rule_applies else 0.0
-        forced = None
-        if self.routes is not None and index + 1 < len(self.plan.layers):
-            forced = self.routes.guess(index + 1, least)
-        routing = self._addresses[Role.ROUTING, index]
+        routing, top_k = self._addresses[Role.ROUTING, index], self.present_top_k
+        least = self.least_share
         return self.guesser.next_layer(index, routing, top_k, least_share=least, forced=forced)
+
+    @property
+    def present_top_k(self) -> int:
+        """Experts per token now."""
+        return self.live_top_k or self.top_k
+
+    @property
+    def least_share(self) -> float:
+        """What an expert must weigh of a token to be read ahead: less of it would be dropped."""
+        if self.rule is None or not self._rule_applies:
+            return 0.0
+        return self.rule.threshold(self.present_top_k)
+
+    def _forced_guess(self, index: int) -> Sequence[int] | None:
+        if self.routes is None or self.guesser is None or index + 1 >= len(self.plan.layers):
+            return None
+        return self.routes.guess(index + 1, self.least_share)
 
     def _mask_tail(self, index: int, address: int) -> None:
         """Leave the slots behind the live top-k out, as the model itself would with fewer."""
@@ -375,13 +395,5 @@ class ExpertRouter:
         substituted = None
         if index in self._substituted:
             asked, substituted = self._substituted.pop(index)
-        unread = {expert_of(read) for read in reads}
-        # What a warm start has only planned counts as resident, but had to be read after all.
-        resident, ahead = before
-        before = resident & ~np.isin(asked, list(unread)), ahead
-        read = np.zeros(asked.shape, bool)
-        for place, expert in enumerate(asked.ravel().tolist()):
-            if expert in unread and not (dropped is not None and dropped.flat[place]):
-                read.flat[place] = True
-                unread.discard(expert)
-        self.observer(Routing(index, asked, weights, *before, read, dropped, substituted))
+        routing = as_handled(index, asked, weights, before, dropped, reads, substituted)
+        self.observer(routing)

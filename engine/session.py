@@ -83,6 +83,8 @@ class Session(Closing):
             allocate=allocate,
         )
         try:
+            if opened.router is not None:
+                opened.router.compiled.allowed = not options.interpreted
             return cls(config, opened, options)
         except BaseException:
             opened.close()

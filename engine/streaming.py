@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from engine import machine
+from engine import machine, native_library
 from engine.config import AUTO, RunConfig
 from engine.counters import ExpertCounters, GuessCounters, LaneCounters, RoutingCounters
 from engine.dense import bring_dense_weights
@@ -13,9 +13,10 @@ from engine.guessing import model_guesser
 from engine.lanes import Lanes
 from engine.loading import ExpertLoader
 from engine.mapping import pages_can_move
+from engine.no_cache import NoCache
 from engine.open_model import OpenModel
 from engine.prefetch_trial import PrefetchTrial
-from engine.residency import ExpertCache, NoCache
+from engine.residency import ExpertCache
 from engine.routing import ExpertRouter
 from engine.sizing import choose_cache, cold_rule, lossy_notes, mappings_needed
 
@@ -39,6 +40,11 @@ def start_streaming(opened: OpenModel, config: RunConfig, report: Progress, pois
             "O_DIRECT is not possible on this filesystem: reading through the page cache"
         )
     _see_whether_pages_move(opened)
+    if native_library.library is None:
+        opened.notes.append(
+            f"experts are loaded in Python, some of the speed is lost: {native_library.reason} "
+            "(tuiwork doctor)"
+        )
     opened.dense_bytes, opened.row_bytes = bring_dense_weights(
         stream.dense_weights,
         opened.plan,
@@ -66,6 +72,7 @@ def start_streaming(opened: OpenModel, config: RunConfig, report: Progress, pois
         RoutingCounters(len(opened.layers), opened.allocate),
         opened.top_k,
     )
+    router.compiled.on_refusal = opened.notes.append
     router.rule = cold_rule(config)
     opened.notes += lossy_notes(router.rule, opened.top_k)
     opened.router = router

@@ -33,6 +33,11 @@ def can_multiply(matrix: npt.NDArray[np.float32]) -> bool:
     return matrix.size > 0 and matrix.shape[1] % BLOCK == 0
 
 
+def compute_address() -> int:
+    """Of ggml's function that computes a graph by a plan."""
+    return ctypes.cast(_compute, _pointer).value or 0
+
+
 class VectorProduct:
     """The product of a matrix with one vector after the other. For one thread at a time."""
 
@@ -58,6 +63,27 @@ class VectorProduct:
         self._work = np.empty(self._plan.work_size, np.uint8)
         self._plan.work_data = self._work.ctypes.data
         self._plan_address = ctypes.byref(self._plan)
+
+    @property
+    def graph(self) -> int:
+        """The address of ggml's graph of it."""
+        graph: int = self._graph
+        return graph
+
+    @property
+    def plan_address(self) -> int:
+        """Of the plan with which the graph is computed."""
+        return ctypes.addressof(self._plan)
+
+    @property
+    def vector_slot(self) -> int:
+        """The address at which the graph looks up where its vector is."""
+        return ctypes.addressof(self._vector) + Tensor.data.offset
+
+    @property
+    def result_address(self) -> int:
+        """Where the graph leaves the product, f32 by row."""
+        return self._product.ctypes.data
 
     def with_vector_at(self, address: int) -> npt.NDArray[np.float32]:
         """The product with the f32 at `address`, one per column; valid until the next call."""

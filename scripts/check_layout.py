@@ -22,11 +22,12 @@ _NAMED_FILE = re.compile(
 
 
 def modules() -> list[Path]:
-    """Every Python module of the packages, from the root."""
+    """Every Python and C module of the packages, from the root."""
     return sorted(
         path.relative_to(ROOT)
         for package in PACKAGES
-        for path in (ROOT / package).rglob("*.py")
+        for ending in ("py", "c", "h")
+        for path in (ROOT / package).rglob(f"*.{ending}")
         if path.name != "__init__.py"
     )
 
@@ -49,9 +50,9 @@ def unpictured_modules() -> Iterator[str]:
     if not PICTURE.exists():
         yield f"{PICTURE.relative_to(ROOT)}: is missing; it names every module"
         return
-    words = set(re.findall(r"[\w./-]+\.py", PICTURE.read_text()))
+    words = set(re.findall(r"[\w./-]+\.(?:py|c|h)\b", PICTURE.read_text()))
     for path in modules():
-        if not {str(path), path.name} & words:
+        if not {str(path), path.name, str(Path(*path.parts[1:]))} & words:
             yield f"{PICTURE.relative_to(ROOT)}: leaves out {path}"
 
 

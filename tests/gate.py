@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from engine import native_library
 from engine.config import RunConfig
 from engine.diagnostics import Diagnostics
 from engine.session import Session
@@ -25,6 +26,9 @@ PROMPTS = (
 RESIDENT = {"stream.enabled": False}
 EVICTING = {"stream.cache-mb": 1, "stream.force-cache": True}
 """A budget of 1 MiB: every tiny model has more experts than that, so it evicts all the time."""
+
+INTERPRETED = native_library.library is None
+"""Whether there is no compiled code to load tokens."""
 
 NO_PREFETCH = {"stream.prefetch": "off"}
 """Counts of reads are then a function of the routings alone."""
@@ -110,6 +114,7 @@ def counts_of(session: Session) -> dict[str, Any]:
         "read_ahead": int(guesses.read.sum()),
         "used_ahead": int(guesses.used.sum()),
         "late": int(guesses.late.sum()),
+        "compiled": router.compiled.n_decodes,
     }
 
 

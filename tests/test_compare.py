@@ -250,6 +250,7 @@ class TestCaveats:
             ({"threads": 4}, "threads"),
             ({"version": "0.2.0"}, "version"),
             ({"llama_cpp": "0.4.0"}, "version"),
+            ({"moe_stream": 1, "compiled_core": 0}, "version"),
             ({"n_expert_used": 1}, "top_k"),
             ({"random_tokens": 3}, "fed"),
             ({"forced_routes": 1}, "fed"),

@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from engine import policy
+from engine.observed import Routing
 from engine.replay import replay
 from engine.replay_cache import simulate, workload
-from engine.routing import Routing
 from engine.session import Session
 from engine.traces import read_route_trace
 from tests import gate

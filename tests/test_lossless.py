@@ -21,6 +21,7 @@ from engine import machine, residency, router_matrix, streaming
 from engine.lane_jobs import Job
 from engine.lanes import Lanes
 from engine.session import Session
+from engine.token_core import TokenCore
 from tests import gate
 from tests.gate import EVICTING, RESIDENT, Run
 
@@ -73,6 +74,7 @@ def slow_disk(monkeypatch: pytest.MonkeyPatch) -> None:
         return read(*arguments)
 
     monkeypatch.setattr(os, "preadv", slowly)
+    monkeypatch.setattr(TokenCore, "most_delay_us", 1500)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -127,7 +129,9 @@ READING = {
         ),
     ],
 )
+@pytest.mark.parametrize("interpreted", [False, *slow([True])], ids=["compiled", "python"])
 def test_reading_while_computing(
+    interpreted: bool,
     kind: str,
     reading: str,
     cache_mb: int,
@@ -136,10 +140,13 @@ def test_reading_while_computing(
     slow_disk: None,
 ) -> None:
     settings = READING[reading] | {"stream.cache-mb": cache_mb, "stream.force-cache": True}
-    streamed = gate.run(tiny_model(kind), settings, poison=True)
+    streamed = gate.run(tiny_model(kind), settings, poison=True, interpreted=interpreted)
     gate.assert_same(streamed, resident(kind))
     counts = streamed.counts
     assert counts["evictions"] > gate.N_TOKENS
+    # The first token of an answer is the prompt's.
+    n_compiled = 0 if interpreted or gate.INTERPRETED else len(gate.PROMPTS) * (gate.N_TOKENS - 1)
+    assert counts["compiled"] == n_compiled
     assert (counts["apart"] > gate.N_TOKENS) == (settings["stream.overlap"] == "on")
     if settings["stream.prefetch"] == "on":
         assert counts["read_ahead"] > counts["used_ahead"] > counts["late"] > 0
@@ -221,6 +228,10 @@ def test_edges_that_stay_and_are_given_back(
     def change(session: Session, n: int) -> None:
         cache = session._opened.store
         assert isinstance(cache, residency.ExpertCache)
+        router = session._opened.router
+        core = router.loader.core if router is not None else None
+        if core is not None:
+            assert bool(core._settings.keeps_edges) == cache._keeps_edges
         if n == 1:
             limit = 1.5 * 2**20 / cache._edge_bytes
             monkeypatch.setattr(residency, "_EDGES_OF_BUDGET", limit)

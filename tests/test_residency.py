@@ -19,7 +19,8 @@ from engine.experts import Bank, ExpertLayer, ExpertTag, slice_pages
 from engine.lane_jobs import Move, Read
 from engine.lanes import Lanes
 from engine.mapping import PAGE, ShardMapping, move_pages, page_ceil
-from engine.residency import ExpertCache, NoCache
+from engine.no_cache import NoCache
+from engine.residency import ExpertCache
 from engine.sizing import mappings_needed
 from tests.naive_retention import NaiveCache
 

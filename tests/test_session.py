@@ -294,7 +294,8 @@ def test_what_was_staged_and_never_read_is_read_again(
 
     monkeypatch.setattr(Lanes, "submit", sometimes)
     settings = EVICTING | NO_PREFETCH | {"stream.cache-mb": 3}
-    with gate.open_session(tiny_model("tiny"), settings, poison=True) as session:
+    options = {"poison": True, "interpreted": True}
+    with gate.open_session(tiny_model("tiny"), settings, **options) as session:
         for _ in range(8):
             left[0] = 4
             with pytest.raises(MemoryError):

@@ -1,6 +1,7 @@
 """One measured run, as a process of its own: opens a model, generates, prints one JSON line.
 
-`python -m tests.benchmarks.cell MODEL TRACE N_TOKENS key=value… [--answered-before]`, keys as in a
+`python -m tests.benchmarks.cell MODEL TRACE N_TOKENS key=value…
+[--answered-before] [--interpreted]`, keys as in a
 profile. Says on standard error when it began and when each token came, for whoever ends it early.
 """
 
@@ -37,6 +38,7 @@ def main() -> None:
     parser.add_argument(
         "--answered-before", action="store_true", help="answer once unmeasured before"
     )
+    parser.add_argument("--interpreted", action="store_true", help="load tokens in Python")
     arguments = parser.parse_args()
     started = time.perf_counter()
     report_moment()
@@ -47,7 +49,9 @@ def main() -> None:
         if not first_token_s:
             first_token_s.append(time.perf_counter() - started)
 
-    with opened(arguments.model, arguments.trace, arguments.settings) as session:
+    with opened(
+        arguments.model, arguments.trace, arguments.settings, interpreted=arguments.interpreted
+    ) as session:
         opened_s = time.perf_counter() - started
         prompt = prompt_of(session)
         if arguments.answered_before:
@@ -74,13 +78,16 @@ def main() -> None:
         )
 
 
-def opened(model: str, trace: str, settings: Sequence[str]) -> Session:
+def opened(
+    model: str, trace: str, settings: Sequence[str], *, interpreted: bool = False
+) -> Session:
     """The session that a cell measures. Raises InputError for settings that cannot be used."""
     changes: dict[str, Any] = {"model.path": model, "run.ignore-eos": True, "model.ctx": 4096}
     changes |= dict(_typed(setting) for setting in settings)
     options = Diagnostics(
         force_routes=None if trace == "-" else Path(trace),
         random_tokens=1 if trace == "-" else None,
+        interpreted=interpreted,
     )
     return Session.open(RunConfig().replace(changes), options=options)
 

@@ -77,6 +77,10 @@ def _llama_facts() -> dict[str, Any]:
 
         ggml.check_abi()
         facts["openmp"] = ggml.uses_openmp()
+        from engine import native_library
+
+        facts["compiled_core"] = native_library.library is not None
+        facts["compiled_core_refusal"] = native_library.reason or None
         facts["gomp_spincount"] = os.environ.get("GOMP_SPINCOUNT") if facts["openmp"] else None
     except (ImportError, AbiMismatch, OSError, RuntimeError) as error:
         facts["error"] = f"{error}"
@@ -151,9 +155,11 @@ def _llama_rows(llama: dict[str, Any]) -> list[tuple[str, str]]:
         threads = f"OpenMP; they sleep after GOMP_SPINCOUNT = {llama['gomp_spincount']} turns"
     else:
         threads = "own pool; they sleep between graphs (built without OpenMP)"
+    core = "yes" if llama["compiled_core"] else f"no: {llama['compiled_core_refusal']}"
     return [
         ("llama.cpp", f"llama-cpp-python {version}, its memory layout is as expected"),
         ("waiting threads", threads),
+        ("compiled core", core),
     ]
 
 
