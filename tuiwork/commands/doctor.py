@@ -154,7 +154,7 @@ def _llama_rows(llama: dict[str, Any]) -> list[tuple[str, str]]:
     if llama["openmp"]:
         threads = f"OpenMP; they sleep after GOMP_SPINCOUNT = {llama['gomp_spincount']} turns"
     else:
-        threads = "own pool; they sleep between graphs (built without OpenMP)"
+        threads = "own pool; they sleep after some 2 ms (built without OpenMP)"
     core = "yes" if llama["compiled_core"] else f"no: {llama['compiled_core_refusal']}"
     return [
         ("llama.cpp", f"llama-cpp-python {version}, its memory layout is as expected"),
