@@ -7,7 +7,7 @@ import mmap
 import os
 import runpy
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from threading import Event, Thread
 from typing import Any
@@ -347,22 +347,21 @@ def test_a_disk_that_fails_fails_the_answer_alone(reading: str, tiny_model: Tiny
     settings = gate.EVICTING | READING[reading]
     with gate.open_session(tiny_model("tiny"), settings, poison=True) as session:
         session.generate(gate.PROMPTS[0], n_predict=3)
-        disk = BrokenDisk(tiny_model("tiny"))
-        for _ in range(3):
-            session.clear()
-            before = session_compiled(session).n_decodes
-            with pytest.raises(ReadError, match=r"reading layer \d+, expert \d+, .* \[EBADF\]"):
-                session.generate(
-                    gate.PROMPTS[0],
-                    n_predict=200,
-                    on_token=after(10, lambda: disk.set(broken=True)),
-                )
-            assert session_compiled(session).n_decodes >= before + 9
-            disk.set(broken=False)
-            session.clear()
-            answer = session.generate(gate.PROMPTS[0], n_predict=gate.N_TOKENS)
-            assert answer.tokens == expected.tokens[0]
-        disk.close()
+        with closing(BrokenDisk(tiny_model("tiny"))) as disk:
+            for _ in range(3):
+                session.clear()
+                before = session_compiled(session).n_decodes
+                with pytest.raises(ReadError, match=r"reading layer \d+, expert \d+, .* \[EBADF\]"):
+                    session.generate(
+                        gate.PROMPTS[0],
+                        n_predict=200,
+                        on_token=after(10, lambda: disk.set(broken=True)),
+                    )
+                assert session_compiled(session).n_decodes >= before + 9
+                disk.set(broken=False)
+                session.clear()
+                answer = session.generate(gate.PROMPTS[0], n_predict=gate.N_TOKENS)
+                assert answer.tokens == expected.tokens[0]
 
 
 def test_reads_that_fail_now_and_then_are_never_taken_for_experts(tiny_model: TinyModel) -> None:
@@ -380,26 +379,28 @@ def test_reads_that_fail_now_and_then_are_never_taken_for_experts(tiny_model: Ti
                 over.wait(rng.uniform(0, 0.0003))
                 disk.set(broken=False)
 
-        disturber = Thread(target=disturb, daemon=True)
+        disturber = Thread(target=disturb)
         disturber.start()
-        for _ in range(60):
-            session.clear()
-            logits: list[np.ndarray] = []
+        try:
+            for _ in range(60):
+                session.clear()
+                logits: list[np.ndarray] = []
 
-            def keep(_token: int, logits: list[np.ndarray] = logits) -> None:
-                assert session.last_logits is not None
-                logits.append(session.last_logits.copy())
+                def keep(_token: int, logits: list[np.ndarray] = logits) -> None:
+                    assert session.last_logits is not None
+                    logits.append(session.last_logits.copy())
 
-            try:
-                session.generate(gate.PROMPTS[0], n_predict=60, on_token=keep)
-            except ReadError:
-                failed += 1
-            for ours, theirs in zip(logits, expected, strict=False):
-                assert np.array_equal(ours, theirs)
-                compared += 1
-        over.set()
-        disturber.join()
-        disk.close()
+                try:
+                    session.generate(gate.PROMPTS[0], n_predict=60, on_token=keep)
+                except ReadError:
+                    failed += 1
+                for ours, theirs in zip(logits, expected, strict=False):
+                    assert np.array_equal(ours, theirs)
+                    compared += 1
+        finally:
+            over.set()
+            disturber.join()
+            disk.close()
     assert failed > 3 and compared > 60
 
 

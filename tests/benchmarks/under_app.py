@@ -38,7 +38,7 @@ def under_app(model: Path, settings: list[str], patience_s: float) -> float:
     command = shlex.join([sys.executable, "-m", "tuiwork", str(model), *settings])
     _tmux("new-session", "-d", "-s", _SESSION, "-x", "200", "-y", "60", command)
     try:
-        _wait_for(re.compile(r"dense \S"), patience_s)
+        _wait_for(re.compile(r"dense \d"), patience_s)
         _tmux("send-keys", "-t", _SESSION, "Escape")  # closes the welcome of a first run
         time.sleep(1)
         _tmux("send-keys", "-t", _SESSION, "-l", PROMPT)
